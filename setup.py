@@ -1,0 +1,20 @@
+"""Builds the statistics kernel; without a compiler the package still installs and uses its torch path."""
+
+import sys
+
+from setuptools import Extension, setup
+
+UNIX_FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-pthread"]
+
+kernel = Extension(
+    "clew.stats._kernel",
+    sources=["src/clew/stats/_kernel.c"],
+    depends=["src/clew/stats/_lanes.h"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")],
+    extra_compile_args=[] if sys.platform == "win32" else UNIX_FLAGS,
+    extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
+    py_limited_api=True,
+    optional=True,
+)
+
+setup(ext_modules=[kernel])

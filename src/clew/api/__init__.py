@@ -1,0 +1,1 @@
+"""Where the rooms meet: the functions a user calls."""

@@ -1,0 +1,1 @@
+"""What sees tensors in a running training and turns them into records, without changing anything."""

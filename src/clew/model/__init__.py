@@ -1,0 +1,1 @@
+"""Plain data that every room speaks; standard library only."""

@@ -1,0 +1,126 @@
+"""What one step of training leaves behind, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The join key of every table, finding and URL."""
+
+    run: str
+    step: int
+    site: str = ""
+    kind: str = ""
+    rank: int = 0
+    ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the model: a module, one leaf of its output, a parameter, a buffer or a batch leaf.
+
+    ``role`` is one of ``module leaf parameter buffer batch loss``; ``type`` is the class name for a module
+    (``torch.nn.modules.linear.Linear``) and the dtype for a tensor. ``order`` is the position of the first
+    execution, or -1 while it has not run. ``shape`` is the last shape seen.
+    """
+
+    id: int
+    name: str
+    role: str
+    type: str = ""
+    parent: int = -1
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    order: int = -1
+    source: str = ""
+    root: str = ""
+    trainable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One number of a step: ``loss``, ``lr``, ``time.forward`` …; ordinal tells several of one name apart."""
+
+    name: str
+    value: float
+    ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One tensor of the inputs of a root call, and where it came from as far as that is known."""
+
+    leaf: str
+    shape: tuple[int, ...]
+    dtype: str
+    fingerprint: int
+    ordinal: int = 0
+    mode: int = 0
+    loader: str = ""
+    position: int = -1
+    indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that went wrong inside clew itself; training went on."""
+
+    step: int
+    where: str
+    error: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Everything measured in one step, rows in order of execution (the row number is the sequence number).
+
+    ``sites``, ``kinds``, ``ordinals``, ``modes``: one integer per row. ``values``: float64, one row of
+    ``STAT_NAMES`` each. ``hashes``: uint64 or None. ``hists``: uint32 of ``HIST_BINS`` or None. Arrays belong to
+    the receiver: the sender never touches them again.
+    """
+
+    step: int
+    sites: NDArray[np.int32]
+    kinds: NDArray[np.int8]
+    ordinals: NDArray[np.int16]
+    modes: NDArray[np.int8]
+    values: NDArray[np.float64]
+    hashes: NDArray[np.uint64] | None = None
+    hists: NDArray[np.uint32] | None = None
+    scalars: tuple[Scalar, ...] = ()
+    batches: tuple[Batch, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+
+@dataclass(slots=True)
+class RunInfo:
+    """Provenance of a run: what ran, from what code, on what machine, with which settings."""
+
+    name: str
+    command: list[str] = field(default_factory=list)
+    started: str = ""
+    ended: str = ""
+    state: str = "recording"
+    exit_code: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    python: str = ""
+    torch: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    git: dict[str, Any] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    seeds: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,60 @@
+"""Where records go. Capture knows this protocol and nothing else of disk, rules or pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from clew.model.record import RunInfo, Site, StepRecord
+
+
+class Sink(Protocol):
+    """Receives a run as it happens. Calls come from one thread at a time and must not raise for a full disk."""
+
+    def add_sites(self, sites: Iterable[Site]) -> None:
+        """Take new sites, or newer versions of known ones (same id)."""
+
+    def put(self, record: StepRecord) -> None:
+        """Take the record of one finished step."""
+
+    def update_info(self, info: RunInfo) -> None:
+        """Take provenance that became known after the start."""
+
+    def close(self, state: str, exit_code: int | None = None) -> None:
+        """End the run: ``complete`` or ``died``."""
+
+
+class Tee:
+    """One sink that feeds several, in order."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = sinks
+
+    def add_sites(self, sites: Iterable[Site]) -> None:
+        """Pass the sites on to each sink."""
+        known = tuple(sites)
+        for sink in self.sinks:
+            sink.add_sites(known)
+
+    def put(self, record: StepRecord) -> None:
+        """Pass the record on to each sink."""
+        for sink in self.sinks:
+            sink.put(record)
+
+    def update_info(self, info: RunInfo) -> None:
+        """Pass the provenance on to each sink."""
+        for sink in self.sinks:
+            sink.update_info(info)
+
+    def close(self, state: str, exit_code: int | None = None) -> None:
+        """Close each sink, the last one too when an earlier one fails."""
+        failures = []
+        for sink in self.sinks:
+            try:
+                sink.close(state, exit_code)
+            except Exception as error:  # noqa: BLE001 - every sink must get its close
+                failures.append(error)
+        if failures:
+            raise failures[0]

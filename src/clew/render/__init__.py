@@ -1,0 +1,1 @@
+"""How to draw a view: terminal, HTML, JSON."""

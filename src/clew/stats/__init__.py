@@ -1,0 +1,1 @@
+"""Tensor to numbers: the definition of each statistic, the slow reference and the fast kernels."""

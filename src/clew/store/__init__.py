@@ -1,0 +1,1 @@
+"""The run folder: written without loss, read without a framework."""

@@ -1,0 +1,1 @@
+"""What to show, before how to draw it."""
