@@ -1,0 +1,43 @@
+"""The few lines that ``clew run`` leaves on standard error when the script has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clew.views.number import format_bytes, format_integer, format_number, format_share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def format_summary(
+    path: Path,
+    *,
+    steps: int,
+    recorded_steps: int | None = None,
+    loss: float | None = None,
+    worst_site: str = "",
+    cost_share: float | None = None,
+    size_bytes: int | None = None,
+    faults: int = 0,
+) -> str:
+    """Return the summary of an ended run; each line starts with ``clew:`` to tell it from the script's.
+
+    ``worst_site`` is a site with what is wrong there, such as ``fc1 (NaN in grad at step 12)``, or empty.
+    """
+    size = [format_bytes(size_bytes)] if size_bytes is not None else []
+    lines = ["recorded " + ", ".join([str(path), *size])]
+    facts = [_count(steps, "step")]
+    if recorded_steps is not None and recorded_steps < steps:
+        facts.append(f"{format_integer(recorded_steps)} of them in full")
+    facts += [f"last loss {format_number(loss)}"] if loss is not None else []
+    facts += [f"cost of clew {format_share(cost_share)}"] if cost_share is not None else []
+    lines.append(", ".join(facts))
+    lines += [f"worst site: {worst_site}"] if worst_site else []
+    lines += [f"{_count(faults, 'fault')} inside clew itself; training was not touched"] if faults else []
+    lines.append(f"next: clew show {path.name}")
+    return "".join(f"clew: {line}\n" for line in lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{format_integer(number)} {noun}" if number == 1 else f"{format_integer(number)} {noun}s"

@@ -1,0 +1,113 @@
+"""What every test shares: golden files, and the check that nothing of clew stays behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--golden-rewrite", action="store_true", help="write what was drawn over the golden files"
+    )
+
+
+@pytest.fixture
+def golden(request):
+    """Return a function that compares text with ``golden/NAME`` beside the test, or rewrites it."""
+    folder = Path(request.node.path).parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if request.config.getoption("--golden-rewrite"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no golden file {path}: run pytest --golden-rewrite and read what it wrote"
+        assert text == path.read_text(encoding="utf-8"), (
+            f"{name} differs; if rightly so: pytest --golden-rewrite"
+        )
+
+    return compare
+
+
+def _torch_state():
+    """Return everything in torch that clew may hook or replace, or nothing while torch is not loaded."""
+    torch = sys.modules.get("torch")
+    optimizer = sys.modules.get("torch.optim.optimizer")
+    if torch is None or optimizer is None or not hasattr(torch, "compile"):
+        return {}
+    module = torch.nn.modules.module
+    owners = {
+        "Module": torch.nn.Module,
+        "Optimizer": torch.optim.Optimizer,
+        "DataLoader": torch.utils.data.DataLoader,
+        "Tensor": torch.Tensor,
+        "autograd": torch.autograd,
+        "GradScaler": torch.amp.GradScaler,
+        "clip_grad": torch.nn.utils.clip_grad,
+        "nn.utils": torch.nn.utils,
+        "checkpoint": torch.utils.checkpoint,
+        "torch": torch,
+    }
+    # Identity of functions alone: classes and lazily imported submodules come and go by themselves.
+    state = {
+        f"{owner}.{name}": value
+        for owner, holder in owners.items()
+        for name, value in vars(holder).items()
+        if callable(value) and not isinstance(value, type)
+    }
+    hooks = [
+        (module, name) for name in vars(module) if name.startswith("_global_") and name.endswith("hooks")
+    ]
+    hooks += [(optimizer, name) for name in vars(optimizer) if name.startswith("_global_optimizer_")]
+    state.update(
+        {f"{name}[{key}]": value for holder, name in hooks for key, value in getattr(holder, name).items()}
+    )
+    return state
+
+
+def _threads():
+    return {thread for thread in threading.enumerate() if thread.is_alive()}
+
+
+def _wait_for_threads(before, seconds=2.0):
+    """Return the threads that a test started and that do not end by themselves."""
+    until = time.monotonic() + seconds
+    while (left := _threads() - before) and time.monotonic() < until:
+        time.sleep(0.01)
+    return left
+
+
+def leftovers(before, after):
+    """Return the names of what was added, removed or replaced between two states of torch."""
+    if not before:
+        return []
+    changed = [name for name in before if after.get(name) is not before[name]]
+    return sorted({*changed, *(name for name in after if name not in before and "_global_" in name)})
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fail a test that leaves hooks, patched functions, threads or files in the working directory."""
+    torch_before, threads_before = _torch_state(), _threads()
+    folder = os.getcwd()
+    files_before = set(os.listdir(folder))
+    streams_before = [dict(vars(stream)) for stream in (sys.__stdout__, sys.__stderr__)]
+    yield
+    assert os.getcwd() == folder, "the test left the working directory changed"
+    assert not leftovers(torch_before, _torch_state()), "torch is not as it was"
+    assert not _wait_for_threads(threads_before), "threads are left running"
+    made = {name for name in set(os.listdir(folder)) - files_before if name not in _MADE_BY_TOOLS}
+    assert not made, "files are left in the working directory"
+    streams_after = [dict(vars(stream)) for stream in (sys.__stdout__, sys.__stderr__)]
+    assert streams_after == streams_before, "a standard stream is still covered"
+
+
+_MADE_BY_TOOLS = {".hypothesis", ".mypy_cache", ".ruff_cache", ".import_linter_cache", "__pycache__", ".git"}

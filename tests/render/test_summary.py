@@ -1,0 +1,31 @@
+import math
+from pathlib import Path
+
+from clew.render.summary import format_summary
+
+
+def test_the_end_of_a_run_says_path_trouble_cost_and_next_command():
+    text = format_summary(
+        Path("runs/20261115-142501-train"),
+        steps=1412,
+        recorded_steps=300,
+        loss=math.nan,
+        worst_site="layers.3 (NaN in grad_output at step 12)",
+        cost_share=0.024,
+        size_bytes=3_100_000,
+        faults=1,
+    )
+    assert text == (
+        "clew: recorded runs/20261115-142501-train, 3.10 MB\n"
+        "clew: 1,412 steps, 300 of them in full, last loss NaN, cost of clew 2.4 %\n"
+        "clew: worst site: layers.3 (NaN in grad_output at step 12)\n"
+        "clew: 1 fault inside clew itself; training was not touched\n"
+        "clew: next: clew show 20261115-142501-train\n"
+    )
+
+
+def test_what_is_not_known_is_not_said():
+    assert (
+        format_summary(Path("runs/a"), steps=1)
+        == "clew: recorded runs/a\nclew: 1 step\nclew: next: clew show a\n"
+    )
