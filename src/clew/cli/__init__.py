@@ -1,1 +1,90 @@
-"""."""
+"""The command line: one command per file, loaded when it is called; errors become exit codes here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from clew import __version__
+from clew.errors import ClewError, UsageError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS: Final = {
+    "run": ("clew.cli.run", "run a training script and record it"),
+    "ls": ("clew.cli.ls", "list the runs, newest first"),
+    "show": ("clew.cli.show", "show one run, or the statistics of some of its sites"),
+    "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON or Parquet"),
+    "rm": ("clew.cli.rm", "delete runs"),
+}
+"""Name of each command, its module, and what it does.
+
+A module offers ``configure(parser)``, which adds arguments, and ``execute(args)``, which gives the exit code.
+"""
+
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+"""What a shell reports for a program that was stopped by Ctrl-C, or whose reader went away."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except ClewError as error:
+        print(f"clew: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes once more on its way out; give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        return _explain(words[1:2])
+    if words[0] in ("-V", "--version"):
+        print(f"clew {__version__}")
+        return 0
+    return _call(words[0], words[1:])
+
+
+def _explain(names: list[str]) -> int:
+    if names:
+        return _call(names[0], ["--help"])
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    print("usage: clew COMMAND ...\n\nThe debugger for neural-network training.\n\ncommands:")
+    print("\n".join(lines))
+    print("\n'clew COMMAND --help' explains a command; 'clew --version' says which clew this is.")
+    return 0
+
+
+def _call(name: str, words: list[str]) -> int:
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        raise UsageError(
+            f"unknown {kind} '{name}'",
+            next_step=suggest(name, [*COMMANDS, "--help", "--version"]) or "'clew --help' lists the commands",
+        )
+    from clew.cli.parser import Parser
+
+    home, text = COMMANDS[name]
+    command: Any = import_module(home)
+    parser = Parser(name, text)
+    command.configure(parser)
+    # ``clew run`` alone takes words that are not its own: those of the script.
+    own, rest = command.split(words) if hasattr(command, "split") else (words, [])
+    args = parser.parse(own)
+    if args is None:
+        return 0
+    args.rest = rest
+    return int(command.execute(args))

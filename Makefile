@@ -1,0 +1,43 @@
+# make demo shows clew at work, make test proves it; both set up what they need.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench images clean
+SHELL := /bin/bash
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.clew-ready
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## create .venv with everything that clew and its tests need
+
+# torch goes first and alone: the tested version must be there before anything else may ask for another one.
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.c src/clew/stats/*.h)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## train a net that goes wrong under clew, then show what was recorded
+	$(BIN)/clew run examples/demo_broken.py
+	$(BIN)/clew show latest
+
+test: $(STAMP)  ## run the whole test suite
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)  ## ruff, mypy and the rules of who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## what recording costs, against the plain loop
+	$(BIN)/python -m benchmarks
+
+images: $(STAMP)  ## draw the pictures of the documentation again
+	$(BIN)/python docs/make_images.py
+
+clean:  ## remove what building and testing left
+	rm -rf build .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,75 @@
+"""``clew run``: a training script, recorded, that otherwise behaves as if Python had started it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from clew.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from clew.cli.parser import Parser
+
+_SWITCHES: Final = ("--no-status", "--no-histograms", "--no-hashes", "-h", "--help")
+"""Options without a value; every other one takes the next word."""
+
+
+def configure(parser: Parser) -> None:
+    """Add the settings; one that is not given comes from the settings file or the environment."""
+    parser.usage = "clew run [options] SCRIPT ...\n       clew run [options] -m MODULE ..."
+    parser.epilog = "Everything after the script or module belongs to it, options too."
+    parser.add_argument("--budget", metavar="SHARE", help="share of the time clew may take: 3%%, 0.03, off")
+    parser.add_argument("--every", metavar="N", help="record every Nth step instead of by budget")
+    parser.add_argument("--sites", metavar="GLOBS", help="record these sites only: 'layers.*,!*.norm'")
+    parser.add_argument("--kinds", metavar="KINDS", help="record these kinds only: 'output,grad'")
+    parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (runs)")
+    parser.add_argument("--name", metavar="NAME", help="name of the run")
+    parser.add_argument("--quota", metavar="SIZE", help="how large the run may grow: 2GB, off")
+    for name, text in (
+        ("status", "no live line on the terminal"),
+        ("histograms", "do not record histograms"),
+        ("hashes", "do not record hashes"),
+    ):
+        parser.add_argument(f"--no-{name}", dest=name, action="store_const", const=False, help=text)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return clew's own words, and the rest: the script with its arguments, or ``-m`` with the module's."""
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            return list(words[:position]), list(words[position + 1 :])
+        if word.startswith("-m") and not word.startswith("--"):
+            module = [word[2:]] if len(word) > 2 else []
+            return list(words[:position]), ["-m", *module, *words[position + 1 :]]
+        if not word.startswith("-") or word == "-":
+            return list(words[:position]), list(words[position:])
+        position += 1 if word in _SWITCHES or "=" in word else 2
+    return list(words), []
+
+
+def execute(args: Namespace) -> int:
+    """Record the script and return its exit code."""
+    target, *script_args = _take_target(args.rest)
+    is_module = args.rest[0] == "-m"
+
+    from clew.capture.settings import SETTING_KEYS, load_settings
+
+    settings = load_settings({key: getattr(args, key, None) for key in SETTING_KEYS})
+
+    from clew.api.record import run_script
+
+    return run_script(target, script_args, module=is_module, settings=settings)
+
+
+def _take_target(rest: list[str]) -> list[str]:
+    words = rest[1:] if rest[:1] == ["-m"] else rest
+    if not words:
+        what = "no module after -m" if rest else "no script to run"
+        raise UsageError(what, where="clew run", next_step="clew run train.py, or clew run -m package.train")
+    if words[0] == "-":
+        raise UsageError("a script on standard input cannot be recorded", next_step="write it to a file")
+    return words
