@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +24,16 @@ class Sink(Protocol):
 
     def close(self, state: str, exit_code: int | None = None) -> None:
         """End the run: ``complete`` or ``died``."""
+
+
+class Annex(Protocol):
+    """Receives what is no number: events and files that belong to a step."""
+
+    def add_note(self, step: int, kind: str, data: dict[str, Any]) -> None:
+        """Take something that happened, as data that fits JSON."""
+
+    def add_media(self, step: int, name: str, data: bytes, suffix: str) -> None:
+        """Take a picture or another file; the suffix says what it is."""
 
 
 class Tee:

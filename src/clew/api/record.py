@@ -1,0 +1,145 @@
+"""Recording: ``clew.watch`` inside one's own loop, and ``clew run`` around a whole script."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clew.api.recording import Recording
+from clew.capture.settings import load_settings
+from clew.errors import ClewError, UsageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+
+    from clew.capture.settings import Settings
+
+
+class Watch:
+    """A recording that goes on while its ``with`` block does. ``path`` is the run folder."""
+
+    def __init__(self, recording: Recording, models: Any, optimizers: Any) -> None:
+        self._recording = recording
+        self._models = models
+        self._optimizers = optimizers
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        return self._recording.folder
+
+    @property
+    def step(self) -> int:
+        """The step that is going on, counted from 0."""
+        return self._recording.session.step
+
+    def __enter__(self) -> Watch:
+        self._recording.start(models=self._models, optimizers=self._optimizers)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recording.finish("complete" if error is None else "died", error=error)
+
+    def log(self, **numbers: float | torch.Tensor) -> None:
+        """Record numbers of the current step, such as ``accuracy=0.9``."""
+        self._recording.session.log(**numbers)
+
+    def pause(self) -> None:
+        """Look away: training runs as if clew were not there until ``resume``."""
+        self._recording.session.pause()
+
+    def resume(self) -> None:
+        """Look again after ``pause``."""
+        self._recording.session.resume()
+
+
+def watch(model: Any = None, optimizer: Any = None, **settings: Any) -> Watch:
+    """Record the training inside a ``with`` block.
+
+    ``model``: a module, a list or a dict of them, or None for every model that is called. ``optimizer``: one or
+    several; optimizers made later or never named are found when they step. Settings are those of ``clew run``:
+    ``every=10``, ``budget="3%"``, ``sites="layers.*"``, ``kinds="output,grad"``, ``out="runs"``, ``name="try"`` …
+    """
+    chosen = load_settings(settings, origin="clew.watch")
+    models = _name_models(model)
+    optimizers = _as_list(optimizer)
+    _check_types(models, optimizers)
+    recording = Recording(
+        chosen, command=list(sys.argv), title=chosen.name or Path(sys.argv[0]).stem or "watch"
+    )
+    return Watch(recording, models, optimizers)
+
+
+def run_script(target: str, argv: list[str], *, module: bool, settings: Settings) -> int:
+    """Run a script or module as Python would, recorded, and return its exit code."""
+    from clew.api.import_hook import call_after_import
+    from clew.api.script import execute, load_module, load_script
+
+    program = load_module(target) if module else load_script(target)
+    title = settings.name or (target.rpartition(".")[2] if module else Path(target).stem)
+    recording = Recording(settings, command=[target, *argv], title=title, is_script=True)
+    call_off = call_after_import("torch", lambda: _start_safely(recording))
+    try:
+        outcome = execute(program, argv)
+    finally:
+        call_off()
+    state = "died" if outcome.error is not None else "complete"
+    recording.finish(state, exit_code=outcome.exit_code, error=outcome.error)
+    if outcome.was_interrupted:
+        # Python ends itself by the signal, after its exit handlers; it has shown the traceback already.
+        sys.excepthook = lambda *_: None
+        raise KeyboardInterrupt
+    return outcome.exit_code
+
+
+def _start_safely(recording: Recording) -> None:
+    try:
+        recording.start()
+    except ClewError as error:
+        print(f"clew: not recording: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - the script must run, whatever is wrong with us
+        print(f"clew: not recording, fault inside clew: {error!r}", file=sys.stderr)
+
+
+def _name_models(model: Any) -> list[tuple[str, Any]]:
+    """Return models with names: the keys of a dict, or what the caller's variables are called."""
+    if model is None:
+        return []
+    if isinstance(model, dict):
+        return [(str(name), one) for name, one in model.items()]
+    listed = list(model) if isinstance(model, (list, tuple)) else [model]
+    frame = inspect.currentframe()
+    caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
+    names = {id(value): name for name, value in (caller.f_locals.items() if caller is not None else ())}
+    return [(names.get(id(one), f"model{index}"), one) for index, one in enumerate(listed)]
+
+
+def _as_list(optimizer: Any) -> list[Any]:
+    if optimizer is None:
+        return []
+    return list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+
+
+def _check_types(models: list[tuple[str, Any]], optimizers: list[Any]) -> None:
+    import torch
+
+    for name, model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"'{name}' is a {type(model).__name__}, not a torch.nn.Module",
+                where="clew.watch(model, …)",
+                next_step="give the model itself, a list or dict of models, or nothing to watch every model",
+            )
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer",
+                where="clew.watch(model, optimizer)",
+                next_step="leave it out: optimizers are found when they step",
+            )

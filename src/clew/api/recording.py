@@ -1,0 +1,210 @@
+"""One recording put together: provenance, run folder, capture session, status line and closing words."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from clew.api.folder import choose_folder, give_back
+from clew.capture import provenance
+from clew.errors import ClewError
+
+if TYPE_CHECKING:
+    from clew.capture.settings import Settings
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.session import TorchSession
+    from clew.model.record import RunInfo, StepRecord
+    from clew.store.writer import Writer
+
+_SMOOTH: Final = 0.9
+
+
+class Recording:
+    """Owns a run from its folder to its last word. Heavy parts load with ``start``, when torch is there."""
+
+    def __init__(
+        self, settings: Settings, *, command: list[str], title: str, is_script: bool = False
+    ) -> None:
+        self.settings = settings
+        self._is_script = is_script
+        self._command = command
+        self.folder = choose_folder(settings.out, settings.name, title)
+        self._progress = Progress()
+        self._info: RunInfo | None = None
+        self._writer: Writer | None = None
+        self._session: TorchSession | None = None
+        self._status: Any = None
+
+    @property
+    def session(self) -> TorchSession:
+        """The capture session; there is none before ``start``."""
+        if self._session is None:
+            raise ClewError("the recording has not started", next_step="use it inside its with block")
+        return self._session
+
+    def start(self, *, models: Any = (), optimizers: Any = ()) -> None:
+        """Open the run folder and begin to watch."""
+        import torch
+
+        from clew.capture.torch.session import TorchSession
+        from clew.store.notes import NoteFile
+        from clew.store.writer import Writer
+
+        settings = {key: value for key, value in asdict(self.settings).items() if value is not None}
+        info = provenance.collect(self.folder.name, self._command, settings)
+        self._info = replace(info, torch=torch.__version__, seeds={"torch": torch.initial_seed()})
+        self._info.hardware["threads"] = torch.get_num_threads()
+        self._status = self._make_status()
+        self._writer = Writer(
+            self.folder, self._info, quota_bytes=self.settings.quota_bytes, notice=self.tell
+        )
+        self._session = TorchSession(
+            self.settings,
+            self._writer,
+            tell=self.tell,
+            on_step=self._after_step,
+            models=models,
+            optimizers=optimizers,
+            annex=NoteFile(self._writer.rank_folder),
+        )
+        self._session.start()
+
+    def tell(self, text: str) -> None:
+        """Say something to the person who trains, on standard error."""
+        if self._status is not None:
+            self._status.message(text)
+        else:
+            print(text, file=sys.stderr)
+
+    def finish(self, state: str, *, exit_code: int | None = None, error: BaseException | None = None) -> None:
+        """Stop watching, close the run and say where it is; a fault here is told and goes no further."""
+        if self._session is None or self._writer is None or self._info is None:
+            self._finish_unstarted()
+            return
+        try:
+            self._session.finish()
+            self._info.notes = self._closing_notes(error)
+            self._info.ended = provenance.now()
+            self._writer.update_info(self._info)
+            self._writer.close(state, exit_code)
+        except Exception as fault:  # noqa: BLE001 - the script's exit code is what counts
+            self.tell(f"clew: the run could not be closed properly: {fault}")
+        if self._status is not None:
+            self._status.close()
+        self._say_goodbye()
+
+    # ---------------------------------------------------------------- words
+
+    def _make_status(self) -> Any:
+        from clew.render.status import StatusLine
+
+        return StatusLine(sys.stderr, enabled=self.settings.status and self._is_script)
+
+    def _after_step(self, recorder: Recorder, record: StepRecord) -> None:
+        self._progress.take(recorder, record)
+        if self._status is not None and self._status.is_due:
+            self._status.update(**self._progress.shown())
+
+    def _closing_notes(self, error: BaseException | None) -> list[str]:
+        recorder = self.session.recorder
+        schedule = recorder.schedule
+        notes = [f"not seen: {site}: {why}" for site, why in recorder.unseen.items()]
+        if schedule.thinned:
+            total = schedule.recorded + schedule.thinned
+            how = (
+                f"budget {self.settings.budget:.0%}" if schedule.every is None else f"every {schedule.every}"
+            )
+            notes.append(f"thinned: {schedule.recorded} of {total} steps recorded in full ({how})")
+        if error is not None:
+            notes.append(f"ended by {type(error).__name__}: {error}")
+        return notes
+
+    def _say_goodbye(self) -> None:
+        if not self._is_script:
+            return
+        from clew.render.summary import format_summary
+        from clew.store.layout import folder_bytes
+
+        recorder = self.session.recorder
+        sys.stderr.write(
+            format_summary(
+                self.folder,
+                steps=recorder.step,
+                recorded_steps=recorder.schedule.recorded,
+                loss=recorder.last_loss,
+                worst_site=self._progress.worst,
+                cost_share=self._progress.cost_share,
+                size_bytes=folder_bytes(self.folder),
+                faults=recorder.guard.total,
+            )
+        )
+
+    def _finish_unstarted(self) -> None:
+        give_back(self.folder)
+        if self._is_script and "torch" not in sys.modules:
+            self.tell("clew: the script never imported torch; nothing was recorded")
+
+
+class Progress:
+    """Running numbers for the status line: speed, shares of time, the worst site so far."""
+
+    def __init__(self) -> None:
+        self.worst = ""
+        self._loss: float | None = None
+        self._step = 0
+        self._wall = self._data = self._cost = 0.0
+        self._rate: float | None = None
+        self._memory: float | None = None
+        self._at = time.monotonic()
+
+    @property
+    def cost_share(self) -> float | None:
+        """Clew's own share of the time so far, against the plain run."""
+        plain = self._wall - self._cost
+        return self._cost / plain if plain > 0 else None
+
+    def take(self, recorder: Recorder, record: StepRecord) -> None:
+        """Take note of a finished step."""
+        times = {scalar.name: scalar.value for scalar in record.scalars}
+        wall = sum(value for name, value in times.items() if name.startswith("time."))
+        self._wall += wall
+        self._data += times.get("time.data", 0.0)
+        self._cost += times.get("time.clew", 0.0)
+        if wall > 0:
+            self._rate = 1 / wall if self._rate is None else _SMOOTH * self._rate + (1 - _SMOOTH) / wall
+        self._memory = times.get("memory.process", self._memory)
+        self._loss = recorder.last_loss
+        self._step = record.step
+        if not self.worst:
+            self.worst = _find_worst(recorder, record)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the status line shows."""
+        return {
+            "step": self._step,
+            "steps_per_second": self._rate,
+            "loss": self._loss,
+            "worst_site": self.worst,
+            "data_wait_share": self._data / self._wall if self._wall else None,
+            "memory_bytes": self._memory,
+            "cost_share": self.cost_share,
+        }
+
+
+def _find_worst(recorder: Recorder, record: StepRecord) -> str:
+    """Return the first site with a NaN or an infinity in this step, in words."""
+    if not len(record):
+        return ""
+    import numpy as np
+
+    from clew.model.schema import KINDS
+
+    bad = record.values[:, 1:4].any(axis=1)
+    if not bad.any():
+        return ""
+    row = int(np.argmax(bad))
+    what = "NaN" if record.values[row, 1] else "Inf"
+    name = recorder.sites[int(record.sites[row])].name
+    return f"{name} ({what} in {KINDS[int(record.kinds[row])]} at step {record.step})"

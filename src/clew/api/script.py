@@ -1,0 +1,138 @@
+"""Runs a user's script in this process as ``python`` would, so that clew can watch it from inside."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from clew.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import CodeType, TracebackType
+
+_OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+_INTERRUPTED: Final = 130
+
+
+class Program(NamedTuple):
+    """A script or module, compiled but not started."""
+
+    code: CodeType
+    file: str
+    path_entry: str
+    spec: ModuleSpec | None
+    package: str | None
+
+
+class Outcome(NamedTuple):
+    """How a script ended: its exit code, and whether Ctrl-C or an exception ended it."""
+
+    exit_code: int
+    was_interrupted: bool = False
+    error: BaseException | None = None
+
+
+def load_script(path: str) -> Program:
+    """Read and compile a script, or a folder with a ``__main__.py``."""
+    file = Path(path)
+    if file.is_dir():
+        if not (file / "__main__.py").is_file():
+            raise UsageError(
+                f"can't find '__main__' module in '{path}'", next_step="name the script inside the folder"
+            )
+        return Program(_compile(file / "__main__.py"), str(file / "__main__.py"), str(file), None, "")
+    if not file.is_file():
+        raise UsageError(
+            f"no script '{path}'", where=str(Path.cwd()), next_step="check the path, or use -m for a module"
+        )
+    return Program(_compile(file), path, str(file.resolve().parent), None, None)
+
+
+def load_module(name: str) -> Program:
+    """Find and compile a module as ``python -m`` would."""
+    # python -m puts the working directory first, also for the search of the module itself.
+    sys.path[0] = str(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"cannot import '{name}': {error}", next_step="check the module's name") from error
+    if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+        raise UsageError(f"no module named '{name}'", next_step="check the name, or give the script's path")
+    code = spec.loader.get_code(spec.name)
+    if code is None:
+        raise UsageError(f"'{name}' has no Python code to run", where=spec.origin)
+    return Program(code, spec.origin, str(Path.cwd()), spec, spec.parent)
+
+
+def execute(program: Program, argv: list[str]) -> Outcome:
+    """Run a program as ``__main__`` to its end; its own traceback is printed as Python would print it."""
+    sys.argv = [program.file, *argv]
+    sys.path[0] = program.path_entry
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __file__=program.file, __spec__=program.spec, __package__=program.package, __builtins__=__builtins__
+    )
+    # The user's module stays __main__ until the process ends: pickles and exit handlers look there.
+    sys.modules["__main__"] = main
+    try:
+        exec(program.code, main.__dict__)  # noqa: S102 - running the user's own script is the point
+    except SystemExit as stop:
+        return Outcome(_exit_code(stop), error=None)
+    except BaseException as error:  # noqa: BLE001 - whatever the script raised is the script's outcome
+        show_error(error)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        return Outcome(_INTERRUPTED if interrupted else 1, was_interrupted=interrupted, error=error)
+    return Outcome(0)
+
+
+def show_error(error: BaseException) -> None:
+    """Print an uncaught exception through the script's own hook, without the frames of clew."""
+    _strip(error, seen=set())
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # noqa: BLE001 - a broken hook of the script's: Python falls back likewise
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _strip(error: BaseException | None, *, seen: set[int]) -> None:
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    error.__traceback__ = _without_ours(error.__traceback__)
+    _strip(error.__cause__, seen=seen)
+    _strip(error.__context__, seen=seen)
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept.append(trace)
+        trace = trace.tb_next
+    rest: TracebackType | None = None
+    for trace in reversed(kept):
+        rest = types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return rest
+
+
+def _exit_code(stop: SystemExit) -> int:
+    code: Any = stop.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _compile(file: Path) -> CodeType:
+    with io.open_code(str(file)) as source:
+        return compile(source.read(), str(file), "exec", dont_inherit=True)

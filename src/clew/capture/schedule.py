@@ -1,0 +1,54 @@
+"""Which steps are recorded: every Nth, or as many as a share of the run's time can pay for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MEMORY: Final = 0.9
+"""Weight of the past in the running means of step time and cost."""
+
+_LONGEST_GAP: Final = 1000
+"""A thinned run still shows a sign of life this often."""
+
+_BANK_STEPS: Final = 2.0
+"""Unspent time may be saved up for this many recorded steps, not more: no bursts after a pause."""
+
+
+class Schedule:
+    """Decides, step by step, what is due; told afterwards what each step took and cost."""
+
+    def __init__(self, *, every: int | None, budget: float | None, warmup_steps: int) -> None:
+        self.every = every if every is not None else (1 if budget is None else None)
+        self.budget = budget
+        self.warmup_steps = warmup_steps
+        self.recorded = 0
+        self.thinned = 0
+        self._forced_until = -1
+        self._bank = 0.0
+        self._cost = 0.0
+        self._since_last = 0
+
+    def is_due(self, step: int) -> bool:
+        """Return whether this step is recorded in full."""
+        if step < self.warmup_steps or step <= self._forced_until:
+            return True
+        if self.every is not None:
+            return step % self.every == 0
+        return self._bank >= self._cost or self._since_last >= _LONGEST_GAP
+
+    def force(self, step: int, *, steps: int) -> None:
+        """Make this and the following steps due whatever they cost: something was found here."""
+        self._forced_until = max(self._forced_until, step + steps - 1)
+
+    def account(self, step: int, *, was_due: bool, wall_seconds: float, cost_seconds: float) -> None:
+        """Take note of what a finished step took in all, and how much of that was clew."""
+        self.recorded += was_due
+        self.thinned += not was_due
+        self._since_last = 0 if was_due else self._since_last + 1
+        if was_due:
+            keep = _MEMORY if self._cost else 0.0
+            self._cost = keep * self._cost + (1 - keep) * cost_seconds
+        if self.budget is None or step < self.warmup_steps:
+            return
+        plain = max(wall_seconds - cost_seconds, 0.0)
+        self._bank = min(self._bank + self.budget * plain - cost_seconds, _BANK_STEPS * self._cost)

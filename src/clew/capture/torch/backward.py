@@ -1,0 +1,126 @@
+"""Sees every backward: the loss at its root, and whether gradients belong to a loop without an optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clew.capture.clock import BACKWARD, CLEW
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.recorder import KIND_GRAD, KIND_LOSS, KIND_PARAM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.optimizers import OptimizerLens
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.roots import Roots
+
+
+class BackwardLens:
+    """Turns calls of backward and autograd.grad into losses and phases."""
+
+    def __init__(self, recorder: Recorder, roots: Roots, optimizers: OptimizerLens) -> None:
+        self.recorder = recorder
+        self.roots = roots
+        self.optimizers = optimizers
+        self._scaled: Callable[[], torch.Tensor | None] = lambda: None
+        self._unscaled: torch.Tensor | None = None
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see backward passes; ``Tensor.backward`` comes through the same function."""
+        patches.replace(torch.autograd, "backward", self._make_backward)
+        patches.replace(torch.autograd, "grad", self._make_grad)
+        patches.replace(torch.amp.GradScaler, "scale", self._make_scale)
+
+    def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.recorder.asleep or torch.compiler.is_compiling():
+                return original(tensors, *args, **kwargs)
+            self._begin(tensors, is_root=True)
+            before = self.recorder.clock.switch(BACKWARD)
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                self._end(before, is_root=True)
+
+        return backward
+
+    def _make_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.recorder.asleep or torch.compiler.is_compiling():
+                return original(outputs, *args, **kwargs)
+            # A gradient penalty asks for gradients inside a step; only a loop without an optimizer lives on it.
+            is_root = not self.optimizers.seen
+            self._begin(outputs, is_root=is_root)
+            before = self.recorder.clock.switch(BACKWARD)
+            try:
+                return original(outputs, *args, **kwargs)
+            finally:
+                self._end(before, is_root=is_root)
+
+        return grad
+
+    def _make_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            if isinstance(outputs, torch.Tensor) and isinstance(result, torch.Tensor):
+                self._scaled = weakref.ref(result)
+                self._unscaled = outputs.detach()
+            return result
+
+        return scale
+
+    def _begin(self, tensors: Any, *, is_root: bool) -> None:
+        recorder = self.recorder
+        before = recorder.clock.switch(CLEW)
+        try:
+            if not recorder.in_backward:
+                recorder.before_event()
+            if is_root and not recorder.in_backward:
+                self._record_losses(tensors)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "loss", step=recorder.step)
+        finally:
+            recorder.in_backward += 1
+            recorder.clock.switch(before)
+
+    def _record_losses(self, tensors: Any) -> None:
+        recorder = self.recorder
+        for _, loss in walk(tensors):
+            if loss is self._scaled() and self._unscaled is not None:
+                loss, self._unscaled = self._unscaled, None  # noqa: PLW2901 - the loss before GradScaler
+            if not recorder.wants["loss"]:
+                continue
+            if loss.numel() == 1:
+                recorder.add_loss(loss)
+            elif recorder.due:
+                recorder.measure(loss, recorder.sites.add("loss", "loss"), KIND_LOSS)
+
+    def _end(self, before: int, *, is_root: bool) -> None:
+        recorder = self.recorder
+        recorder.in_backward -= 1
+        recorder.clock.switch(CLEW)
+        try:
+            if is_root and not recorder.in_backward:
+                self.roots.backward_done = True
+                if recorder.due and not self.optimizers.owns_parameters():
+                    self._record_unowned()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "end of backward", step=recorder.step)
+        finally:
+            recorder.clock.switch(before)
+
+    def _record_unowned(self) -> None:
+        """Measure parameters and gradients here: a hand-written update gives no later occasion."""
+        recorder = self.recorder
+        pairs = [(entry, tensor) for entry, tensor in recorder.registry.living_parameters() if entry.wanted]
+        if recorder.wants["param"]:
+            recorder.measure_many([tensor for _, tensor in pairs], [e.site for e, _ in pairs], KIND_PARAM)
+        if recorder.wants["grad"]:
+            graded = [(entry, tensor.grad) for entry, tensor in pairs if tensor.is_leaf]
+            kept = [(entry, grad) for entry, grad in graded if grad is not None]
+            recorder.measure_many([grad for _, grad in kept], [e.site for e, _ in kept], KIND_GRAD)

@@ -1,0 +1,241 @@
+"""Sees every module call: outputs, the gradients that will come back to them, and the inputs of a root.
+
+``Module._call_impl`` is the one place that every eager call passes, with its keyword arguments and without
+leaving anything on the user's modules, which may be copied or pickled at any moment.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.clock import CLEW, EVAL, FORWARD
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_INPUT, KIND_OUTPUT
+from clew.capture.torch.registry import MAX_CALLS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.registry import ModuleEntry
+    from clew.capture.torch.roots import Roots
+
+_HOOK_SECONDS: Final = 4e-6
+"""What torch spends on calling one gradient hook, where our clock cannot see it."""
+
+EVAL_TAG: Final = 1 << 16
+
+
+class _Thread(threading.local):
+    """What one thread is in the middle of."""
+
+    depth = 0
+    recording = False
+    tag = 0
+
+
+class GradientHook:
+    """Measures the gradient at one module output when backward reaches the node that made it."""
+
+    __slots__ = ("index", "recorder", "targets")
+
+    def __init__(self, recorder: Recorder, index: int, site: int, tag: int) -> None:
+        self.recorder = recorder
+        self.index = index
+        self.targets = [(site, tag)]
+
+    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        """Measure the gradient that arrives, for every module whose output this is."""
+        recorder = self.recorder
+        gradient = gradients[self.index]
+        if gradient is None or recorder.asleep or not recorder.due:
+            return
+        before = recorder.clock.switch(CLEW)
+        try:
+            row = -1
+            for site, tag in self.targets:
+                if row < 0:
+                    row = recorder.measure(gradient, site, tag)
+                else:
+                    recorder.repeat(row, gradient, site, tag=tag)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, f"gradient at {self.targets[0][0]}", step=recorder.step)
+        finally:
+            recorder.clock.charge(_HOOK_SECONDS)
+            recorder.clock.switch(before)
+
+
+class ForwardLens:
+    """Turns module calls into records."""
+
+    def __init__(self, recorder: Recorder, roots: Roots) -> None:
+        self.recorder = recorder
+        self.roots = roots
+        self.thread = _Thread()
+        self._last: Callable[[], torch.Tensor | None] = _nothing
+        self._last_version = -1
+        self._last_row = -1
+        self._last_hook: GradientHook | None = None
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see module calls."""
+        patches.replace(torch.nn.Module, "_call_impl", self._make_call)
+
+    def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_compiling = torch.compiler.is_compiling
+        thread = self.thread
+        recorder = self.recorder
+        call_root = self._call_root
+        observe = self._observe
+
+        def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # The first test is for Dynamo: it folds to a constant and nothing of clew enters the graph.
+            if is_compiling():
+                return original(self, *args, **kwargs)
+            if not thread.depth:
+                if recorder.asleep:
+                    return original(self, *args, **kwargs)
+                return call_root(original, self, args, kwargs)
+            if not thread.recording:
+                return original(self, *args, **kwargs)
+            output = original(self, *args, **kwargs)
+            observe(self, args, kwargs, output)
+            return output
+
+        return _call_impl
+
+    # ---------------------------------------------------------------- roots
+
+    def _call_root(
+        self,
+        original: Callable[..., Any],
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        thread, clock = self.thread, self.recorder.clock
+        self._begin_root(module, args, kwargs)
+        before = clock.switch(EVAL if thread.tag else FORWARD)
+        thread.depth = 1
+        try:
+            output = original(module, *args, **kwargs)
+            if thread.recording:
+                self._observe(module, args, kwargs, output)
+        finally:
+            thread.depth = 0
+            thread.recording = False
+            self._forget_last()
+            clock.switch(before)
+        return output
+
+    def _begin_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder, thread = self.recorder, self.thread
+        before = recorder.clock.switch(CLEW)
+        try:
+            thread.tag = 0 if module.training else EVAL_TAG
+            thread.recording = self.roots.begin(module, args, kwargs, tag=thread.tag)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            thread.recording = False
+            recorder.guard.fault(error, "root call", step=recorder.step)
+        finally:
+            recorder.clock.switch(before)
+
+    # ---------------------------------------------------------------- outputs
+
+    def _observe(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        recorder = self.recorder
+        if recorder.asleep:
+            return
+        before = recorder.clock.switch(CLEW)
+        entry = recorder.registry.modules.get(id(module))
+        try:
+            if entry is None:
+                entry = self.roots.adopt(module)
+            if entry.wanted and not entry.off:
+                self._record_call(entry, args, kwargs, output)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            name = entry.name if entry is not None else type(module).__name__
+            recorder.guard.fault(error, name, step=recorder.step)
+            if entry is not None:
+                entry.off = True
+        finally:
+            recorder.clock.switch(before)
+
+    def _record_call(self, entry: ModuleEntry, args: Any, kwargs: Any, output: Any) -> None:
+        recorder = self.recorder
+        if entry.serial != recorder.serial:
+            entry.serial, entry.calls, entry.recalls = recorder.serial, 0, 0
+        if recorder.in_backward:
+            # Activation checkpointing runs the forward again: the outputs are known, the graph is new.
+            ordinal, entry.recalls = entry.recalls, entry.recalls + 1
+        else:
+            ordinal, entry.calls = entry.calls, entry.calls + 1
+        tag = min(ordinal, MAX_CALLS - 1) | self.thread.tag
+        if recorder.wants["input"] and not recorder.in_backward:
+            self._record_inputs(entry, args, kwargs, tag)
+        if type(output) is torch.Tensor:
+            self._record_leaf(entry.site, output, tag)
+            return
+        for path, leaf in walk(output):
+            self._record_leaf(self._leaf_site(entry, path), leaf, tag)
+
+    def _record_leaf(self, site: int, tensor: torch.Tensor, tag: int) -> None:
+        recorder = self.recorder
+        same = self._last() is tensor and self._last_version == _version(tensor)
+        row = -1
+        if recorder.wants["output"] and not recorder.in_backward:
+            if same and self._last_row >= 0:
+                row = recorder.repeat(self._last_row, tensor, site, tag=tag | KIND_OUTPUT)
+            else:
+                row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
+        hook = self._last_hook if same else None
+        if recorder.wants["grad_output"] and tensor.requires_grad:
+            hook = self._watch_gradient(tensor, site, tag | KIND_GRAD_OUTPUT, hook)
+        self._last = weakref.ref(tensor)
+        self._last_version = _version(tensor)
+        self._last_row = row
+        self._last_hook = hook
+
+    def _watch_gradient(
+        self, tensor: torch.Tensor, site: int, tag: int, known: GradientHook | None
+    ) -> GradientHook | None:
+        if known is not None:
+            known.targets.append((site, tag))
+            return known
+        node = tensor.grad_fn
+        if node is None:
+            return None
+        hook = GradientHook(self.recorder, tensor.output_nr, site, tag)
+        self.recorder.handles.append(node.register_prehook(hook))
+        return hook
+
+    def _record_inputs(self, entry: ModuleEntry, args: Any, kwargs: Any, tag: int) -> None:
+        given = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+        for path, leaf in walk(given):
+            self.recorder.measure(leaf, self._leaf_site(entry, path), tag | KIND_INPUT)
+
+    def _leaf_site(self, entry: ModuleEntry, path: str) -> int:
+        if not path:
+            return entry.site
+        site = entry.leaves.get(path)
+        if site is None:
+            site = entry.leaves[path] = self.recorder.sites.add(
+                f"{entry.name}{path}", "leaf", parent=entry.site, root=self.recorder.sites[entry.site].root
+            )
+        return site
+
+    def _forget_last(self) -> None:
+        self._last, self._last_version, self._last_row, self._last_hook = _nothing, -1, -1, None
+
+
+def _nothing() -> None:
+    return None
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,39 @@
+"""Tensors inside whatever a module takes or returns: lists, dicts, dataclasses, model outputs, packed sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+_DEEPEST: Final = 6
+_LONGEST: Final = 64
+"""How deep and how wide a container is searched: enough for every model, a fence against caches of tensors."""
+
+
+def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor in a value with its path, such as ``[0]`` or ``[logits]``."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    if depth >= _DEEPEST or value is None or isinstance(value, (str, bytes, int, float)):
+        return
+    for name, part in _parts(value):
+        yield from walk(part, f"{path}[{name}]", depth + 1)
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """Return the named parts of a container; nothing for an object that is none."""
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        return [("data", value.data)]
+    if isinstance(value, Mapping):
+        return [(str(key), part) for key, part in list(value.items())[:_LONGEST]]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=False))
+    if isinstance(value, (list, tuple)):
+        return [(str(index), part) for index, part in enumerate(value[:_LONGEST])]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return []

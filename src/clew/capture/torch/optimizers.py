@@ -1,0 +1,252 @@
+"""Sees every optimizer step: parameters and gradients before it, updates and buffers after it, and its numbers."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from clew.capture.clock import CLEW, OPTIMIZER
+from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE
+from clew.capture.torch.shadow import take_shadows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.registry import TensorEntry
+
+    Pair = tuple[TensorEntry, torch.Tensor]
+
+
+class OptimizerEntry:
+    """One optimizer: its place among the others, and its parameters as sites."""
+
+    __slots__ = ("first_group", "numbers", "pairs", "ref", "size", "stepped", "steps")
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, first_group: int, forget: Callable[[object], object]
+    ) -> None:
+        self.ref = weakref.ref(optimizer, forget)
+        self.first_group = first_group
+        self.size = -1
+        self.stepped = -1
+        self.steps = 0
+        self.pairs: list[Pair] = []
+        self.numbers: dict[tuple[str, int], float] = {}
+
+
+class OptimizerLens:
+    """Turns optimizer steps into records and into the end of steps."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.entries: dict[int, OptimizerEntry] = {}
+        self.depth = 0
+        self._groups = 0
+        self._before = 0
+        self._owned_at = (-1, -1)
+        self._owned = False
+
+    @property
+    def seen(self) -> bool:
+        """Whether an optimizer is known at all."""
+        return bool(self.entries)
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see optimizers, those made from now on included."""
+        patches.on_undo(register_optimizer_step_pre_hook(self._before_step).remove)
+        patches.on_undo(register_optimizer_step_post_hook(self._after_step).remove)
+        patches.replace(torch.optim.Optimizer, "__init__", self._make_init)
+
+    def _make_init(self, original: Any) -> Any:
+        # The parameter's name is torch's own: a caller may give it by keyword.
+        def __init__(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(optimizer, *args, **kwargs)
+            if not self.recorder.asleep:
+                self.add(optimizer)
+
+        return __init__
+
+    def add(self, optimizer: torch.optim.Optimizer) -> OptimizerEntry:
+        """Return the entry of an optimizer, made now if it is new."""
+        key = id(optimizer)
+        entry = self.entries.get(key)
+        if entry is None:
+            # The entry holds the parameters: it goes with its optimizer, or an old model would stay in memory.
+            entries = self.entries
+            entry = entries[key] = OptimizerEntry(optimizer, self._groups, lambda _: entries.pop(key, None))
+            self._groups += len(optimizer.param_groups)
+        return entry
+
+    def owns_parameters(self) -> bool:
+        """Return whether some known optimizer holds a parameter of a known model."""
+        registry = self.recorder.registry
+        at = (len(self.entries), len(registry.tensors))
+        if at != self._owned_at:
+            self._owned_at = at
+            self._owned = any(registry.owns(parameter) for parameter in self._held())
+        return self._owned
+
+    def holds_foreign(self, top: torch.nn.Module) -> bool:
+        """Return whether optimizers hold parameters outside this model: then there are several models."""
+        own = {id(parameter) for parameter in top.parameters()}
+        return any(id(parameter) not in own for parameter in self._held())
+
+    def _held(self) -> list[torch.Tensor]:
+        living = [entry.ref() for entry in self.entries.values()]
+        return [p for o in living if o is not None for group in o.param_groups for p in group["params"]]
+
+    # ---------------------------------------------------------------- around a step
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        recorder = self.recorder
+        if recorder.asleep:
+            return
+        self.depth += 1
+        if self.depth > 1:
+            return
+        self._before = recorder.clock.switch(CLEW)
+        try:
+            entry = self.add(optimizer)
+            if recorder.closing and entry.stepped == recorder.serial:
+                recorder.end_step()
+            # With a closure the forward and the backward are still to come: gradients are measured afterwards.
+            self.measure_before(entry, optimizer, with_grads=_closure_of(args, kwargs) is None)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "before the optimizer step", step=recorder.step)
+        finally:
+            recorder.clock.switch(OPTIMIZER)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        recorder = self.recorder
+        if recorder.asleep or not self.depth:
+            return
+        self.depth -= 1
+        if self.depth:
+            return
+        recorder.clock.switch(CLEW)
+        try:
+            entry = self.add(optimizer)
+            entry.stepped = recorder.serial
+            entry.steps += 1
+            if _closure_of(args, kwargs) is not None:
+                self._measure_grads(self._pairs_of(entry, optimizer))
+            self._measure_after(entry, optimizer)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
+        finally:
+            recorder.clock.switch(self._before)
+            recorder.mark_end()
+
+    def step_was_skipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """GradScaler found infinite gradients and left the optimizer out: that is a step, too."""
+        recorder = self.recorder
+        entry = self.add(optimizer)
+        if recorder.closing and entry.stepped == recorder.serial:
+            recorder.end_step()
+        recorder.force_due()
+        self.measure_before(entry, optimizer, with_grads=True)
+        self._record_numbers(entry, optimizer)
+        entry.stepped = recorder.serial
+        recorder.mark_end()
+
+    def measure_before(
+        self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer, *, with_grads: bool
+    ) -> None:
+        """Measure what the optimizer is about to use."""
+        recorder = self.recorder
+        if not recorder.due:
+            return
+        pairs = self._pairs_of(entry, optimizer)
+        if recorder.wants["param"]:
+            recorder.measure_many([tensor for _, tensor in pairs], [e.site for e, _ in pairs], KIND_PARAM)
+        if with_grads:
+            self._measure_grads(pairs)
+        if recorder.wants["update"]:
+            take_shadows(pairs)
+
+    def _measure_grads(self, pairs: list[Pair]) -> None:
+        recorder = self.recorder
+        if not recorder.due or not recorder.wants["grad"]:
+            return
+        graded = [(entry, tensor.grad) for entry, tensor in pairs]
+        kept = [(entry, grad) for entry, grad in graded if grad is not None]
+        recorder.measure_many([grad for _, grad in kept], [entry.site for entry, _ in kept], KIND_GRAD)
+
+    def _measure_after(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
+        recorder = self.recorder
+        self._record_numbers(entry, optimizer)
+        if not recorder.due:
+            return
+        pairs = self._pairs_of(entry, optimizer)
+        if recorder.wants["update"]:
+            moved = [(e, t, e.shadow) for e, t in pairs if e.shadow is not None and e.shadow_version >= 0]
+            shadows = [shadow for _, _, shadow in moved if shadow is not None]
+            recorder.measure_updates([t for _, t, _ in moved], shadows, [e.site for e, _, _ in moved])
+            for moved_entry, tensor, _ in moved:
+                moved_entry.shadow_version = tensor._version
+        if recorder.wants["buffer"]:
+            self._measure_buffers()
+        if recorder.wants["state"]:
+            self._measure_state(pairs, optimizer)
+
+    def _measure_buffers(self) -> None:
+        recorder = self.recorder
+        for tree in recorder.registry.trees:
+            living = [(entry, entry.ref()) for entry in tree.buffers if entry.wanted]
+            kept = [(entry, tensor) for entry, tensor in living if tensor is not None]
+            recorder.measure_many([tensor for _, tensor in kept], [e.site for e, _ in kept], KIND_BUFFER)
+
+    def _measure_state(self, pairs: list[Pair], optimizer: torch.optim.Optimizer) -> None:
+        recorder = self.recorder
+        for entry, tensor in pairs:
+            state = optimizer.state.get(tensor, {})
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    site = recorder.sites.add(f"{entry.name}@{name}", "parameter", parent=entry.site)
+                    recorder.measure(value, site, KIND_STATE)
+
+    def _record_numbers(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
+        """Take the learning rate of each group every step, its other numbers when they change."""
+        for index, group in enumerate(optimizer.param_groups):
+            ordinal = entry.first_group + index
+            for key, value in group.items():
+                if key != "params":
+                    self._record_number(entry, key, value, ordinal)
+
+    def _record_number(self, entry: OptimizerEntry, key: str, value: Any, ordinal: int) -> None:
+        recorder = self.recorder
+        if isinstance(value, torch.Tensor):
+            if value.numel() == 1:
+                recorder.add_scalar("lr" if key == "lr" else f"group.{key}", value, ordinal)
+        elif isinstance(value, tuple):
+            for position, part in enumerate(value):
+                self._record_number(entry, f"{key}[{position}]", part, ordinal)
+        elif isinstance(value, (int, float)):
+            if key == "lr":
+                recorder.add_scalar("lr", value, ordinal)
+            elif entry.numbers.get((key, ordinal)) != value:
+                entry.numbers[key, ordinal] = float(value)
+                recorder.add_scalar(f"group.{key}", value, ordinal)
+
+    def _pairs_of(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> list[Pair]:
+        """Return the optimizer's parameters with their sites; looked up again when groups were added."""
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        if size != entry.size:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            entries = self.recorder.registry.name_parameters(parameters, f"optimizer{entry.first_group}")
+            entry.pairs = [(e, p) for e, p in zip(entries, parameters, strict=True) if e.wanted]
+            entry.size = size
+        return entry.pairs
+
+
+def _closure_of(args: Any, kwargs: Any) -> Any:
+    """Return the closure given to ``step``; the hook gets the optimizer itself as the first argument."""
+    return kwargs.get("closure") or next((value for value in args[1:] if callable(value)), None)

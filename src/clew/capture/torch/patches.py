@@ -1,0 +1,44 @@
+"""Replacing functions of torch and putting them back, in the right order and only once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Patches:
+    """What one recording has changed in torch; ``undo`` leaves everything as it was found."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace ``owner.name`` by ``make(original)``."""
+        inherited = isinstance(owner, type) and name not in vars(owner)
+        original = getattr(owner, name) if not isinstance(owner, type) or inherited else vars(owner)[name]
+        ours = make(original)
+        setattr(owner, name, ours)
+        self._undo.append(lambda: _restore(owner, name, original, ours, inherited=inherited))
+
+    def on_undo(self, action: Callable[[], object]) -> None:
+        """Run an action when the recording ends, such as the removal of a hook."""
+        self._undo.append(action)
+
+    def undo(self) -> None:
+        """Put everything back, the newest change first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _restore(owner: Any, name: str, original: Any, ours: Any, *, inherited: bool) -> None:
+    # Somebody may have patched on top of us meanwhile; taking theirs away would be worse than staying as
+    # a pass-through underneath.
+    present = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name, None)
+    if present is not ours:
+        return
+    if inherited:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, original)

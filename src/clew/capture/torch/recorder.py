@@ -1,0 +1,320 @@
+"""The state of one recording: the current step, its rows and numbers, and where they go when it ends."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from clew.capture.clock import CLEW, StepClock
+from clew.capture.guard import Guard
+from clew.capture.schedule import Schedule
+from clew.capture.sites import SiteTable
+from clew.capture.torch.memory import read_memory
+from clew.capture.torch.registry import Registry
+from clew.errors import UnsupportedTensor
+from clew.model.record import Scalar, StepRecord
+from clew.model.schema import KIND_INDEX, STAT_INDEX
+from clew.stats.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from clew.capture.settings import Settings
+    from clew.model.record import Batch
+    from clew.model.sink import Sink
+
+_SITE_SHIFT: Final = 32
+_KIND_SHIFT: Final = 24
+_MODE_SHIFT: Final = 16
+_ORDINAL_MASK: Final = 0xFFFF
+_DROPPED: Final = -1
+_STEPS_AFTER_FINDING: Final = 3
+_MEMORY_SECONDS: Final = 0.2
+
+KIND_OUTPUT: Final = KIND_INDEX["output"] << _KIND_SHIFT
+KIND_INPUT: Final = KIND_INDEX["input"] << _KIND_SHIFT
+KIND_GRAD_OUTPUT: Final = KIND_INDEX["grad_output"] << _KIND_SHIFT
+KIND_PARAM: Final = KIND_INDEX["param"] << _KIND_SHIFT
+KIND_GRAD: Final = KIND_INDEX["grad"] << _KIND_SHIFT
+KIND_UPDATE: Final = KIND_INDEX["update"] << _KIND_SHIFT
+KIND_BUFFER: Final = KIND_INDEX["buffer"] << _KIND_SHIFT
+KIND_STATE: Final = KIND_INDEX["state"] << _KIND_SHIFT
+KIND_LOSS: Final = KIND_INDEX["loss"] << _KIND_SHIFT
+KIND_BATCH: Final = KIND_INDEX["batch"] << _KIND_SHIFT
+
+
+class Recorder:
+    """What the lenses share: is this step due, where does a row go, what happens when the step ends.
+
+    ``serial`` grows with every step and tells counters of an earlier step apart. ``closing`` is set when an
+    optimizer has stepped: the step ends with the next event that is not another optimizer's step.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sink: Sink,
+        *,
+        tell: Callable[[str], None],
+        on_step: Callable[[Recorder, StepRecord], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.sink = sink
+        self.guard = Guard(tell)
+        self.schedule = Schedule(
+            every=settings.every, budget=settings.budget, warmup_steps=settings.warmup_steps
+        )
+        self.sites = SiteTable(settings.sites)
+        self.registry = Registry(self.sites)
+        self.clock = StepClock()
+        self.rows = Rows(hashes=settings.hashes, hists=settings.histograms)
+        self.wants = {kind: kind in settings.kinds for kind in KIND_INDEX}
+        self.on_step = on_step
+        self.asleep = True
+        self.step = 0
+        self.serial = 0
+        self.due = self.schedule.is_due(0)
+        self.closing = False
+        self.in_backward = 0
+        self.keys: list[int] = []
+        self.scalars: list[Scalar] = []
+        self.waiting: list[tuple[str, torch.Tensor, int]] = []
+        self.batches: list[Batch] = []
+        self.handles: list[Any] = []
+        self.unseen: dict[str, str] = {}
+        self.last_loss: float | None = None
+        self.losses = 0
+        self.hashes = settings.hashes
+        self.hists = settings.histograms
+        self._memory_at = 0.0
+        self._copies: list[tuple[int, int]] = []
+        self._pid = os.getpid()
+        self._counts: dict[tuple[int, int], int] = {}
+
+    # ---------------------------------------------------------------- rows
+
+    def measure(self, tensor: torch.Tensor, site: int, tag: int) -> int:
+        """Measure a tensor into the next row and return the row, or -1 where it cannot be seen."""
+        keys = self.keys
+        row = len(keys)
+        keys.append(site << _SITE_SHIFT | tag)
+        try:
+            self.rows.measure(tensor, row, hash=self.hashes, hist=self.hists)
+        except BaseException as error:
+            del keys[row:]
+            if not isinstance(error, UnsupportedTensor):
+                raise
+            self.note_unseen(site, error)
+            return -1
+        if self.sites.shapes[site] != tensor.shape:
+            self.describe(site, tensor)
+        return row
+
+    def measure_many(self, tensors: list[torch.Tensor], sites: list[int], tag: int) -> None:
+        """Measure several tensors of one kind into consecutive rows."""
+        if not tensors:
+            return
+        first = len(self.keys)
+        self.keys += [site << _SITE_SHIFT | tag for site in sites]
+        failures = self.rows.measure_many(tensors, first, hash=self.hashes, hist=self.hists)
+        self._drop_failures(first, sites, failures)
+        for tensor, site in zip(tensors, sites, strict=True):
+            if self.sites.shapes[site] != tensor.shape:
+                self.describe(site, tensor)
+
+    def measure_updates(self, new: list[torch.Tensor], old: list[torch.Tensor], sites: list[int]) -> None:
+        """Measure what a step did to parameters; the old values are overwritten with the new."""
+        first = len(self.keys)
+        self.keys += [site << _SITE_SHIFT | KIND_UPDATE for site in sites]
+        failures = self.rows.measure_updates(new, old, first_row=first, hash=self.hashes, hist=self.hists)
+        self._drop_failures(first, sites, failures)
+
+    def _drop_failures(
+        self, first: int, sites: list[int], failures: list[tuple[int, UnsupportedTensor]]
+    ) -> None:
+        """A row that could not be measured stays in the buffer and is left out of the record."""
+        for position, reason in failures:
+            self.keys[first + position] = _DROPPED
+            self.note_unseen(sites[position], reason)
+
+    def describe(self, site: int, tensor: torch.Tensor) -> None:
+        """Keep the shape and dtype last seen at a site."""
+        self.sites.describe(site, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+    def repeat(self, row: int, tensor: torch.Tensor, site: int, *, tag: int) -> int:
+        """Give another site the numbers of an earlier row: it is the very same tensor."""
+        if self.sites.shapes[site] != tensor.shape:
+            self.describe(site, tensor)
+        copy = len(self.keys)
+        self.keys.append(site << _SITE_SHIFT | tag)
+        self._copies.append((copy, row))
+        return copy
+
+    def note_unseen(self, site: int, reason: UnsupportedTensor) -> None:
+        """Keep why a site could not be measured; said in the record, never guessed."""
+        self.unseen.setdefault(self.sites[site].name, reason.what)
+
+    def count(self, site: int, kind: int) -> int:
+        """Return how often a site had a record of a kind in this step, and count one more."""
+        seen = self._counts.get((site, kind), 0)
+        self._counts[site, kind] = seen + 1
+        return seen
+
+    # ---------------------------------------------------------------- numbers
+
+    def add_scalar(self, name: str, value: float | torch.Tensor, ordinal: int = 0) -> None:
+        """Take a number of this step; one that lives on a device is fetched when the step ends."""
+        if isinstance(value, torch.Tensor):
+            self.waiting.append((name, value.detach(), ordinal))
+        else:
+            self.scalars.append(Scalar(name, float(value), ordinal))
+
+    def add_loss(self, value: torch.Tensor) -> None:
+        """Take the loss of a backward root; a bad one makes this and the next steps due."""
+        ordinal, self.losses = self.losses, self.losses + 1
+        if value.device.type != "cpu":
+            self.waiting.append(("loss", value.detach(), ordinal))
+            return
+        number = value.item()
+        self.scalars.append(Scalar("loss", number, ordinal))
+        self.last_loss = number
+        if number - number != 0.0:  # NaN or infinite
+            self.force_due()
+
+    def force_due(self) -> None:
+        """Record the rest of this step and the next ones in full: something was found."""
+        self.schedule.force(self.step, steps=_STEPS_AFTER_FINDING)
+        self.due = True
+
+    # ---------------------------------------------------------------- steps
+
+    def before_event(self) -> None:
+        """Called by whatever cannot belong to a step whose optimizer has stepped: that step ends first."""
+        if self.closing:
+            self.end_step()
+
+    def mark_end(self) -> None:
+        """An optimizer has stepped: the step ends here unless another optimizer follows at once."""
+        self.closing = True
+        self.clock.mark()
+
+    def end_step(self, *, partial: bool = False) -> None:
+        """Hand the record of the step over and begin the next one."""
+        before = self.clock.switch(CLEW)
+        try:
+            self._hand_over(partial=partial)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self.guard.fault(error, "end of step", step=self.step)
+            self._clear()
+        finally:
+            self.step += 1
+            self.serial += 1
+            self.due = self.schedule.is_due(self.step)
+            self.clock.switch(before)
+
+    def _hand_over(self, *, partial: bool) -> None:
+        was_due = self.due
+        phases = self.clock.split()
+        self.rows.settle()
+        self._settle_scalars(phases, partial=partial)
+        record = self._build_record()
+        changes = self.sites.take_changes()
+        if changes:
+            self.sink.add_sites(changes)
+        self.sink.put(record)
+        self._clear()
+        wall = sum(phases.values())
+        self.schedule.account(self.step, was_due=was_due, wall_seconds=wall, cost_seconds=phases["clew"])
+        if self.on_step is not None:
+            self.on_step(self, record)
+
+    def _settle_scalars(self, phases: dict[str, float], *, partial: bool) -> None:
+        for name, tensor, ordinal in self.waiting:
+            self.scalars.append(Scalar(name, float(tensor.double().mean()), ordinal))
+            if name == "loss":
+                self.last_loss = self.scalars[-1].value
+        self.scalars += [Scalar(f"time.{name}", seconds) for name, seconds in phases.items()]
+        self.scalars.append(Scalar("clew.recorded", float(self.due)))
+        if partial:
+            self.scalars.append(Scalar("clew.partial", 1.0))
+        now = perf_counter()
+        if now - self._memory_at > _MEMORY_SECONDS:
+            self._memory_at = now
+            self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
+
+    def _build_record(self) -> StepRecord:
+        keys = np.array(self.keys, dtype=np.int64)
+        values, hashes, hists = self._take_rows(len(keys))
+        batches = self._stamp_batches(hashes)
+        if _DROPPED in self.keys:
+            kept = keys != _DROPPED
+            keys, values = keys[kept], values[kept]
+            hashes = None if hashes is None else hashes[kept]
+            hists = None if hists is None else hists[kept]
+        kinds = (keys >> _KIND_SHIFT & 0xFF).astype(np.int8)
+        norm = values[kinds == KIND_INDEX["grad"], STAT_INDEX["l2"]]
+        if len(norm):
+            self.scalars.append(Scalar("grad_norm", float(np.sqrt(np.square(norm).sum()))))
+        return StepRecord(
+            step=self.step,
+            sites=(keys >> _SITE_SHIFT).astype(np.int32),
+            kinds=kinds,
+            ordinals=(keys & _ORDINAL_MASK).astype(np.int16),
+            modes=(keys >> _MODE_SHIFT & 0xFF).astype(np.int8),
+            values=values,
+            hashes=hashes,
+            hists=hists,
+            scalars=tuple(self.scalars),
+            batches=batches,
+            faults=self.guard.take(),
+        )
+
+    def _take_rows(
+        self, n: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None]:
+        self.rows.reserve(n)
+        values, hashes, hists = self.rows.take(n)
+        if self._copies:
+            to, source = np.array(self._copies, dtype=np.intp).T
+            for table in (values, hashes, hists):
+                if table is not None:
+                    table[to] = table[source]
+        return values, hashes, hists
+
+    def _stamp_batches(self, hashes: NDArray[np.uint64] | None) -> tuple[Batch, ...]:
+        """Give each batch its fingerprint; until now it held the row that was being measured."""
+        if hashes is None:
+            return tuple(replace(batch, fingerprint=0) for batch in self.batches)
+        return tuple(
+            replace(batch, fingerprint=int(hashes[batch.fingerprint]) if batch.fingerprint >= 0 else 0)
+            for batch in self.batches
+        )
+
+    def _clear(self) -> None:
+        self._copies = []
+        self.closing = False
+        self.keys = []
+        self.scalars = []
+        self.waiting = []
+        self.batches = []
+        self.handles = []
+        self.losses = 0
+        self._counts.clear()
+
+    def finish(self) -> None:
+        """Hand over what the last step left, also when it did not come to its end."""
+        if self.closing:
+            self.end_step()
+        if self.keys or self.waiting:
+            self.end_step(partial=True)
+
+    def is_child(self) -> bool:
+        """Return whether this is a forked copy: nothing in it may write."""
+        return os.getpid() != self._pid

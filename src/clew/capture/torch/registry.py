@@ -1,0 +1,225 @@
+"""Which module, parameter or buffer is which site: names for everything a training touches."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from clew.capture.sites import SiteTable
+
+_WRAPPERS: Final = {
+    "DistributedDataParallel": "module.",
+    "DataParallel": "module.",
+    "OptimizedModule": "_orig_mod.",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module.",
+}
+"""Classes that wrap a user's model, and the name the model has inside: not a place of its own."""
+
+MAX_CALLS: Final = 16
+"""Calls of one module in a step that are told apart; later ones are merged into the last."""
+
+
+class ModuleEntry:
+    """One module under observation: its site, its calls in the current step, its output's leaves."""
+
+    __slots__ = ("calls", "leaves", "name", "off", "recalls", "serial", "site", "wanted")
+
+    def __init__(self, name: str, site: int, *, wanted: bool) -> None:
+        self.name = name
+        self.site = site
+        self.wanted = wanted
+        self.off = False
+        self.calls = 0
+        self.recalls = 0
+        self.serial = -1
+        self.leaves: dict[str, int] = {}
+
+
+class TensorEntry:
+    """One parameter or buffer under observation."""
+
+    __slots__ = ("name", "ref", "shadow", "shadow_version", "site", "wanted")
+
+    def __init__(self, name: str, site: int, tensor: torch.Tensor, *, wanted: bool) -> None:
+        self.name = name
+        self.site = site
+        self.wanted = wanted
+        self.ref = weakref.ref(tensor)
+        self.shadow: torch.Tensor | None = None
+        self.shadow_version = -1
+
+
+class Tree:
+    """A model as the user knows it: a top module, the prefix of its names, and its buffers."""
+
+    __slots__ = ("buffers", "prefix", "ref", "root")
+
+    def __init__(self, module: torch.nn.Module, prefix: str, root: str) -> None:
+        self.ref = weakref.ref(module)
+        self.prefix = prefix
+        self.root = root
+        self.buffers: list[TensorEntry] = []
+
+
+class Registry:
+    """Every known module and tensor by identity; entries vanish with their objects."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self._sites = sites
+        self.modules: dict[int, ModuleEntry] = {}
+        self.tensors: dict[int, TensorEntry] = {}
+        self.trees: list[Tree] = []
+        self._tree_of: dict[int, Tree] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._names: dict[str, Tree | None] = {}
+
+    def add_tree(self, module: torch.nn.Module, prefix: str = "", *, title: str = "") -> Tree:
+        """Name every module, parameter and buffer below a module."""
+        tree = Tree(module, prefix, title or prefix.rstrip(".") or type(module).__name__)
+        self.trees.append(tree)
+        self.refresh(tree)
+        return tree
+
+    def refresh(self, tree: Tree) -> None:
+        """Name what has been added to a tree since: a lazy layer, a new head."""
+        top = tree.ref()
+        if top is None:
+            return
+        for path, module in top.named_modules():
+            if id(module) not in self.modules:
+                self.add_module(module, _join(tree.prefix, _tidy(top, path)) or f"({tree.root})", tree)
+        for path, parameter in top.named_parameters():
+            self._add_tensor(parameter, _join(tree.prefix, _tidy(top, path)), "parameter", tree)
+        tree.buffers = [
+            self._add_tensor(buffer, _join(tree.prefix, _tidy(top, path)), "buffer", tree)
+            for path, buffer in top.named_buffers()
+        ]
+
+    def tree_of(self, module: torch.nn.Module) -> Tree | None:
+        """Return the tree that a known module belongs to."""
+        return self._tree_of.get(id(module))
+
+    def add_module(self, module: torch.nn.Module, name: str, tree: Tree | None) -> ModuleEntry:
+        """Name one module; a name taken by another living module gets a number."""
+        name = self._free_name(name)
+        kind = type(module)
+        parent = self._parent_of(name, tree)
+        number = self._sites.add(
+            name,
+            "module",
+            type=f"{kind.__module__}.{kind.__qualname__}",
+            parent=parent,
+            root=tree.root if tree else "",
+        )
+        entry = ModuleEntry(name, number, wanted=self._sites.is_wanted(name))
+        key = id(module)
+        self.modules[key] = entry
+        if tree is not None:
+            self._tree_of[key] = tree
+        self._keep(module, name, tree, self.modules, self._tree_of)
+        return entry
+
+    def name_parameters(self, parameters: Iterable[torch.Tensor], prefix: str) -> list[TensorEntry]:
+        """Return the entries of parameters, naming by position those that no known module owns."""
+        entries = []
+        for index, parameter in enumerate(parameters):
+            entry = self.tensors.get(id(parameter))
+            entries.append(entry or self._add_tensor(parameter, f"{prefix}.{index}", "parameter", None))
+        return entries
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is a parameter or buffer of a known tree."""
+        return id(tensor) in self.tensors
+
+    def living_parameters(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+        """Yield every trainable tensor that is still there."""
+        for entry in list(self.tensors.values()):
+            tensor = entry.ref()
+            if tensor is not None and tensor.requires_grad:
+                yield entry, tensor
+
+    def _add_tensor(self, tensor: torch.Tensor, name: str, role: str, tree: Tree | None) -> TensorEntry:
+        known = self.tensors.get(id(tensor))
+        if known is not None:
+            return known
+        name = self._free_name(name)
+        number = self._sites.add(
+            name,
+            role,
+            type=str(tensor.dtype).removeprefix("torch."),
+            parent=self._parent_of(name, tree),
+            root=tree.root if tree else "",
+            trainable=tensor.requires_grad,
+        )
+        entry = TensorEntry(name, number, tensor, wanted=self._sites.is_wanted(name))
+        self.tensors[id(tensor)] = entry
+        self._keep(tensor, name, tree, self.tensors)
+        return entry
+
+    def _keep(self, thing: Any, name: str, tree: Tree | None, *tables: dict[int, Any]) -> None:
+        """Drop the entries and free the name when the object dies, before its identity can be used again."""
+        key = id(thing)
+        self._names[name] = tree
+
+        def forget(_: object) -> None:
+            self._references.pop(key, None)
+            if name in self._names and self._names[name] is tree:
+                del self._names[name]
+            for table in tables:
+                table.pop(key, None)
+
+        self._references[key] = weakref.ref(thing, forget)
+
+    def _free_name(self, name: str) -> str:
+        number, free = 1, name
+        while self._is_taken(free):
+            number += 1
+            free = f"{name}#{number}"
+        return free
+
+    def _is_taken(self, name: str) -> bool:
+        """A name outlives its model while an old optimizer holds the parameters: then the next model takes it."""
+        if name not in self._names:
+            return False
+        tree = self._names[name]
+        return tree is None or tree.ref() is not None
+
+    def _parent_of(self, name: str, tree: Tree | None) -> int:
+        head, dot, _ = name.rpartition(".")
+        if dot:
+            return self._sites.find(head)
+        top = f"({tree.root})" if tree is not None else ""
+        return -1 if name == top else self._sites.find(top)
+
+
+def unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the user's model inside DDP, compile and other wrappers."""
+    for _ in range(4):
+        inside = _WRAPPERS.get(type(module).__name__)
+        wrapped = getattr(module, inside.rstrip("."), None) if inside else None
+        if not isinstance(wrapped, torch.nn.Module):
+            return module
+        module = wrapped
+    return module
+
+
+def _tidy(top: torch.nn.Module, path: str) -> str:
+    """Take the wrapper's own name off the front of a path."""
+    module = top
+    while (inside := _WRAPPERS.get(type(module).__name__)) is not None:
+        if path == inside.rstrip("."):
+            return f"({type(unwrap(module)).__name__})"
+        if not path.startswith(inside):
+            return path
+        path = path.removeprefix(inside)
+        module = getattr(module, inside.rstrip("."))
+    return path
+
+
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}{path}" if path or not prefix else prefix.rstrip(".")

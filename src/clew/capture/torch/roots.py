@@ -1,0 +1,138 @@
+"""Root calls: which model is this, does a step begin or end with it, what batch goes in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.torch.naming import find_owner
+from clew.capture.torch.registry import unwrap
+
+if TYPE_CHECKING:
+    from clew.capture.torch.batches import BatchLens
+    from clew.capture.torch.optimizers import OptimizerLens
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.registry import ModuleEntry, Tree
+
+_EVAL_CALLS: Final = 1
+"""Root calls in evaluation that are recorded between two steps; a validation pass is not worth more."""
+
+
+class Roots:
+    """Knows the models of a training; with explicit models, nothing else is looked at."""
+
+    def __init__(self, recorder: Recorder, optimizers: OptimizerLens, batches: BatchLens) -> None:
+        self.recorder = recorder
+        self.optimizers = optimizers
+        self.batches = batches
+        self.explicit = False
+        self.backward_done = False
+        self._called: dict[int, int] = {}
+        self._eval_calls = 0
+        self._serial = -1
+        self._compiled: set[str] = set()
+
+    def watch(self, models: list[tuple[str, torch.nn.Module]]) -> None:
+        """Look at these models and no others."""
+        self.explicit = True
+        for name, model in models:
+            self.recorder.registry.add_tree(model, f"{name}." if len(models) > 1 else "", title=name)
+
+    def begin(self, module: torch.nn.Module, args: Any, kwargs: Any, *, tag: int) -> bool:
+        """Take note of a root call that starts now; return whether what happens inside is recorded."""
+        recorder = self.recorder
+        if recorder.in_backward:
+            return recorder.due
+        recorder.before_event()
+        entry = recorder.registry.modules.get(id(module)) or self._discover(module)
+        if entry is None:
+            return False
+        self._end_implicit_step(module, tag)
+        self._start_step_if_new()
+        self._called[id(module)] = self._called.get(id(module), 0) + 1
+        if not recorder.due or self._is_enough_evaluation(tag):
+            return False
+        if recorder.wants["batch"]:
+            self.batches.record(entry, args, kwargs, tag=tag)
+        return True
+
+    def adopt(self, module: torch.nn.Module) -> ModuleEntry:
+        """Name a module that ran inside a root but is in no tree: made later, or kept in a plain list."""
+        registry = self.recorder.registry
+        for tree in list(registry.trees):
+            registry.refresh(tree)
+        entry = registry.modules.get(id(module))
+        return entry or registry.add_module(module, f"<{type(module).__name__}>", None)
+
+    def end_manual_step(self) -> None:
+        """End the step of a loop that updates its weights by hand, with no optimizer to tell."""
+        if self.backward_done and not self.optimizers.owns_parameters():
+            self.backward_done = False
+            self.recorder.end_step()
+
+    # ---------------------------------------------------------------- steps without an optimizer
+
+    def _start_step_if_new(self) -> None:
+        if self._serial != self.recorder.serial:
+            self._serial = self.recorder.serial
+            self.backward_done = False
+            self._called.clear()
+            self._eval_calls = 0
+
+    def _end_implicit_step(self, module: torch.nn.Module, tag: int) -> None:
+        self.end_manual_step()
+        again = self._serial == self.recorder.serial and id(module) in self._called
+        if not again or self.backward_done or self.optimizers.seen:
+            return
+        if tag or not torch.is_grad_enabled() or _is_transformed():
+            self.recorder.end_step()
+
+    def _is_enough_evaluation(self, tag: int) -> bool:
+        if not tag and torch.is_grad_enabled():
+            return False
+        if not self.optimizers.seen:
+            return False
+        self._eval_calls += 1
+        return self._eval_calls > _EVAL_CALLS * max(1, len(self._called))
+
+    # ---------------------------------------------------------------- discovery
+
+    def _discover(self, module: torch.nn.Module) -> ModuleEntry | None:
+        registry = self.recorder.registry
+        inner = unwrap(module)
+        known = registry.modules.get(id(inner))
+        if known is not None:
+            self._note_compiled(module, known.name)
+            registry.modules[id(module)] = known
+            return known
+        if self.explicit:
+            return None
+        found = find_owner(module)
+        prefix = self._choose_prefix(found.top, found.name or type(inner).__name__)
+        tree = registry.add_tree(found.top, prefix, title=found.name or type(inner).__name__)
+        self._tell_compiled(found.top, tree)
+        return registry.modules.get(id(module))
+
+    def _choose_prefix(self, top: torch.nn.Module, name: str) -> str:
+        """The only model with parameters needs no prefix; several are told apart by their names."""
+        trained = any(True for _ in top.parameters())
+        alone = not any(tree for tree in self.recorder.registry.trees if not tree.prefix)
+        if trained and alone and not self.optimizers.holds_foreign(top):
+            return ""
+        return f"{name}."
+
+    def _tell_compiled(self, top: torch.nn.Module, tree: Tree) -> None:
+        for _, module in top.named_modules():
+            self._note_compiled(module, tree.root)
+
+    def _note_compiled(self, module: torch.nn.Module, name: str) -> None:
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            self.recorder.unseen.setdefault(
+                name, "compiled by torch.compile: only what enters and leaves it is seen"
+            )
+
+
+def _is_transformed() -> bool:
+    """Return whether a torch.func transform is running: there the weights change without a backward."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,138 @@
+"""One recording of a PyTorch training: the lenses put together, switched on and off as one."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clew.capture import current
+from clew.capture.torch.backward import BackwardLens
+from clew.capture.torch.batches import BatchLens
+from clew.capture.torch.forward import ForwardLens
+from clew.capture.torch.optimizers import OptimizerLens
+from clew.capture.torch.patches import Patches
+from clew.capture.torch.recorder import Recorder
+from clew.capture.torch.roots import Roots
+from clew.capture.torch.scaling import ScalingLens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from clew.capture.settings import Settings
+    from clew.model.record import StepRecord
+    from clew.model.sink import Annex, Sink
+
+_living: weakref.WeakSet[TorchSession] = weakref.WeakSet()
+
+
+class TorchSession:
+    """Watches the models it is given, or every model that is called; nothing of it remains after ``finish``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sink: Sink,
+        *,
+        tell: Callable[[str], None],
+        on_step: Callable[[Recorder, StepRecord], None] | None = None,
+        models: Iterable[tuple[str, torch.nn.Module]] = (),
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        annex: Annex | None = None,
+    ) -> None:
+        self._annex = annex
+        self.recorder = Recorder(settings, sink, tell=tell, on_step=on_step)
+        self.optimizers = OptimizerLens(self.recorder)
+        batches = BatchLens(self.recorder)
+        roots = batches.roots = Roots(self.recorder, self.optimizers, batches)
+        self._lenses = (
+            self.optimizers,
+            ForwardLens(self.recorder, roots),
+            BackwardLens(self.recorder, roots, self.optimizers),
+            ScalingLens(self.recorder, self.optimizers),
+            batches,
+        )
+        self._patches = Patches()
+        given = list(models)
+        if given:
+            roots.watch(given)
+        for optimizer in optimizers:
+            self.optimizers.add(optimizer)
+
+    @property
+    def step(self) -> int:
+        """The step that is going on, counted from 0."""
+        return self.recorder.step
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the lenses are on."""
+        return not self.recorder.asleep
+
+    def start(self) -> None:
+        """Switch the lenses on."""
+        self.recorder.rows.threads = torch.get_num_threads()
+        for lens in self._lenses:
+            lens.install(self._patches)
+        self.recorder.clock.restart()
+        self.recorder.asleep = False
+        current.push(self)
+        _living.add(self)
+
+    def pause(self) -> None:
+        """Switch the lenses off; the step that was going on ends if its optimizer has stepped."""
+        if self.recorder.asleep:
+            return
+        self.recorder.before_event()
+        self._switch_off()
+
+    def resume(self) -> None:
+        """Switch the lenses on again after ``pause``."""
+        if self.recorder.asleep:
+            self.start()
+
+    def finish(self) -> None:
+        """Hand over the last step and leave torch as it was found."""
+        if not self.recorder.asleep:
+            self._switch_off()
+        self.recorder.finish()
+
+    def abandon(self) -> None:
+        """Leave torch as it was found and write nothing: this is a forked copy of the process."""
+        self._patches.undo()
+        self.recorder.asleep = True
+
+    def log(self, **numbers: float | torch.Tensor) -> None:
+        """Take numbers of this step, by name; they go into the record beside the loss."""
+        for name, value in numbers.items():
+            self.recorder.add_scalar(name, value)
+
+    def _switch_off(self) -> None:
+        self.recorder.asleep = True
+        current.pop(self)
+        for handle in self.recorder.handles:
+            handle.remove()
+        self.recorder.handles = []
+        self._patches.undo()
+
+    def note(self, kind: str, data: dict[str, Any]) -> None:
+        """Take something that happened in this step, as data that fits JSON."""
+        if self._annex is not None:
+            self._annex.add_note(self.step, kind, data)
+
+    def add_media(self, name: str, data: bytes, suffix: str) -> None:
+        """Take a picture or another file of this step."""
+        if self._annex is not None:
+            self._annex.add_media(self.step, name, data, suffix)
+
+
+def _abandon_all() -> None:
+    for session in list(_living):
+        session.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    # A loader's worker is a copy of this process, patches included: it must neither record nor write.
+    os.register_at_fork(after_in_child=_abandon_all)

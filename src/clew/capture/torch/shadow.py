@@ -1,0 +1,41 @@
+"""Copies of the parameters from before a step, so that the step's update can be measured after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from clew.capture.torch.registry import TensorEntry
+
+
+def take_shadows(pairs: list[tuple[TensorEntry, torch.Tensor]]) -> None:
+    """Copy the parameters that have changed since their last copy.
+
+    A recorded step leaves the copy equal to the parameter, so a run recorded at every step copies only once. A
+    change made through ``.data`` between two recorded steps is not seen here and counts as part of the update.
+    """
+    stale = [(entry, tensor) for entry, tensor in pairs if _is_stale(entry, tensor)]
+    if not stale:
+        return
+    new = [(entry, tensor) for entry, tensor in stale if entry.shadow is None]
+    for entry, tensor in new:
+        entry.shadow = torch.empty_like(tensor.detach())
+    with torch.no_grad():
+        old = [entry.shadow for entry, _ in stale if entry.shadow is not None]
+        torch._foreach_copy_(old, [tensor.detach() for _, tensor in stale])
+    for entry, tensor in stale:
+        entry.shadow_version = tensor._version
+
+
+def _is_stale(entry: TensorEntry, tensor: torch.Tensor) -> bool:
+    shadow = entry.shadow
+    if (
+        shadow is None
+        or shadow.shape != tensor.shape
+        or (shadow.dtype, shadow.device) != (tensor.dtype, tensor.device)
+    ):
+        entry.shadow = None
+        return not tensor.is_sparse and tensor.layout == torch.strided
+    return entry.shadow_version != tensor._version
