@@ -6,10 +6,12 @@ from setuptools import Extension, setup
 
 UNIX_FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-pthread"]
 
+HEADERS = ("elements", "lanes", "layout", "measure", "tasks", "vectors")
+
 kernel = Extension(
     "clew.stats._kernel",
     sources=["src/clew/stats/_kernel.c"],
-    depends=["src/clew/stats/_lanes.h"],
+    depends=[f"src/clew/stats/_{name}.h" for name in HEADERS],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     extra_compile_args=[] if sys.platform == "win32" else UNIX_FLAGS,
     extra_link_args=[] if sys.platform == "win32" else ["-pthread"],

@@ -1,0 +1,201 @@
+/* What the loops of every instruction set share: the task, the running sums of a chunk, rare element types. */
+
+#ifndef CLEW_ELEMENTS_H
+#define CLEW_ELEMENTS_H
+
+#include "_layout.h"
+#include "_measure.h"
+
+enum { WANT_STATS = 1, WANT_HASH = 2, WANT_HIST = 4 };
+
+/* One tensor to measure. `measured` is the type after subtraction when there are previous values, else the type. */
+typedef struct {
+    const char *data;
+    char *old;            /* previous values, to be overwritten; or NULL */
+    const Layout *layout; /* or NULL when the elements lie one after another */
+    int64_t count;
+    int type, measured, want;
+    int has_nan; /* known from a pass before, when this one does not look */
+} Task;
+
+/* Sums about one shift, kept open over as many blocks as the shift serves. */
+typedef struct {
+    float shift;
+    int64_t n;
+    double sum, squares;
+} Segment;
+
+typedef struct {
+    uint32_t count[4][BINS + 4];
+} HistTables;
+
+typedef struct {
+    Piece *piece;
+    Segment segment;
+    HistTables tables;
+} State;
+
+static void close_segment(Segment *s, Piece *p)
+{
+    if (s->n) {
+        double offset = s->sum / (double)s->n, m2 = s->squares - s->sum * offset;
+        add_moments(p, s->n, s->shift + offset, m2 > 0.0 ? m2 : 0.0);
+    }
+    s->n = 0;
+    s->sum = s->squares = 0.0;
+}
+
+static void move_shift(Segment *s, float shift, Piece *p)
+{
+    if (s->shift == shift)
+        return;
+    close_segment(s, p);
+    s->shift = shift;
+}
+
+/* Whether float32 sums about the shift keep the spread: the mean within four deviations of it, squares not vanishing. */
+static int is_trustworthy(const Sums *s, int n)
+{
+    return s->sum * s->sum * (17.0 / 16.0) <= n * s->squares && s->squares >= 1e-35;
+}
+
+static void add_sums(Segment *segment, const Sums *s, int n, Piece *p)
+{
+    segment->n += n;
+    segment->sum += s->sum;
+    segment->squares += s->squares;
+    p->abs_sum += s->abs_sum;
+    p->min = s->min < p->min ? s->min : p->min;
+    p->max = s->max > p->max ? s->max : p->max;
+    p->zero += s->zero;
+    p->negative += s->negative;
+}
+
+static void start_state(State *state, Piece *p, int want)
+{
+    state->piece = p;
+    memset(&state->segment, 0, sizeof state->segment);
+    if (want & WANT_HIST)
+        memset(&state->tables, 0, sizeof state->tables);
+}
+
+static void finish_state(State *state, int want)
+{
+    close_segment(&state->segment, state->piece);
+    for (int i = 0; (want & WANT_HIST) && i < BINS; i++)
+        for (int j = 0; j < 4; j++)
+            state->piece->hist[i] += state->tables.count[j][i];
+}
+
+static int is_float(int type)
+{
+    return type != F64 && type < I8;
+}
+
+static int sample_offset(int64_t group)
+{
+    return (int)((uint32_t)((uint32_t)group * UINT32_C(2654435761)) >> 29) * HIST_RUN;
+}
+
+static float widen_half(uint16_t half)
+{
+    uint32_t bits = (uint32_t)(half & 0x7FFF) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    float value;
+    if ((half & 0x7C00) == 0x7C00)
+        bits |= 0x7F800000u;
+    else {
+        memcpy(&value, &bits, sizeof value);
+        value *= 0x1p112f; /* moves the exponent to its new bias and makes subnormals normal */
+        memcpy(&bits, &value, sizeof bits);
+    }
+    bits |= sign;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+#define WIDEN(TYPE)                                                 \
+    for (int i = 0; i < n; i++) {                                   \
+        TYPE value;                                                 \
+        memcpy(&value, raw + i * (int)sizeof value, sizeof value);  \
+        to[i] = (double)value;                                      \
+    }                                                               \
+    break;
+
+static void as_doubles(const char *raw, int type, int n, double *to)
+{
+    switch (type) {
+    case F64:
+        memcpy(to, raw, (size_t)n * sizeof *to);
+        break;
+    case I8:
+        WIDEN(int8_t)
+    case I16:
+        WIDEN(int16_t)
+    case I32:
+        WIDEN(int32_t)
+    case I64:
+        WIDEN(int64_t)
+    case U8:
+        WIDEN(uint8_t)
+    case U16:
+        WIDEN(uint16_t)
+    case U32:
+        WIDEN(uint32_t)
+    default:
+        WIDEN(uint64_t)
+    }
+}
+
+static void count_double(double x, HistTables *tables, int table)
+{
+    uint64_t bits, magnitude;
+    memcpy(&bits, &x, sizeof bits);
+    magnitude = bits & UINT64_C(0x7FFFFFFFFFFFFFFF);
+    int m = (int)(magnitude >> 52) - (1022 + LOW_EXPONENT);
+    m = m < 0 ? 0 : m > MAGNITUDES - 1 ? MAGNITUDES - 1 : m;
+    m += (int)(bits >> 63) * MAGNITUDES;
+    if (magnitude && magnitude < UINT64_C(0x7FF0000000000000))
+        tables->count[table][m]++;
+}
+
+static void count_doubles(const double *x, int n, int64_t start, int sampled, HistTables *tables)
+{
+    int step = sampled ? HIST_GROUP : n, run = sampled ? HIST_RUN : n;
+    for (int i = 0; i < n; i += step) {
+        int at = i + (sampled ? sample_offset((start + i) / HIST_GROUP) : 0);
+        for (int j = at; j < at + run && j < n; j++)
+            count_double(x[j], tables, j & 3);
+    }
+}
+
+#define UNIFY(TYPE, ABS, LIMIT, ONE)                                   \
+    for (int i = 0; i < n; i++) {                                      \
+        TYPE bits;                                                     \
+        memcpy(&bits, raw + i * (int)sizeof bits, sizeof bits);        \
+        bits = (bits & (ABS)) > (LIMIT) ? (ONE) : bits;                \
+        memcpy(clean + i * (int)sizeof bits, &bits, sizeof bits);      \
+    }                                                                  \
+    return clean;
+
+/* A copy of the elements in which all NaNs have the same bits. */
+static const char *unify_nans(const char *raw, int type, int n, char *clean)
+{
+    switch (type) {
+    case F32:
+        UNIFY(uint32_t, 0x7FFFFFFFu, 0x7F800000u, 0x7FC00000u)
+    case F64:
+        UNIFY(uint64_t, UINT64_C(0x7FFFFFFFFFFFFFFF), UINT64_C(0x7FF0000000000000), UINT64_C(0x7FF8000000000000))
+    case F16:
+        UNIFY(uint16_t, 0x7FFF, 0x7C00, 0x7E00)
+    case BF16:
+        UNIFY(uint16_t, 0x7FFF, 0x7F80, 0x7FC0)
+    case E4M3:
+        UNIFY(uint8_t, 0x7F, 0x7E, 0x7F)
+    case E5M2:
+        UNIFY(uint8_t, 0x7F, 0x7C, 0x7F)
+    default:
+        return raw; /* integers have no NaN, the other 8-bit floats only one */
+    }
+}
+
+#endif

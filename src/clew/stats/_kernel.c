@@ -1,0 +1,470 @@
+/* The Python face of the kernel: reads what a tensor says of itself, measures its memory, writes rows by address.
+   No header of torch is needed: a tensor is asked for dtype, address and size by the methods it has in Python. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "_tasks.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#define process_id() ((long)getpid())
+#else
+#define process_id() 0L
+#endif
+
+enum { MAX_TYPES = 8, MAX_DTYPES = 32 };
+enum { THREAD_BYTES = 1 << 20, FREE_BYTES = 1 << 20 };
+
+/* What `configure` was told about torch. */
+static PyObject *plain_type[MAX_TYPES];
+static PyObject *dtype_object[MAX_DTYPES];
+static int dtype_code[MAX_DTYPES];
+static Py_ssize_t plain_types, dtypes;
+static PyObject *ask_data_ptr, *ask_numel, *ask_contiguous, *ask_neg, *ask_mode, *ask_threads;
+static PyObject *str_dtype, *str_is_cpu;
+static long home_process;
+
+/* Where the row of the first tensor goes; hash and hist may be NULL. */
+typedef struct {
+    double *row;
+    uint64_t *hash;
+    uint32_t *hist;
+} Target;
+
+static void *as_address(PyObject *number)
+{
+    return (void *)(uintptr_t)PyLong_AsUnsignedLongLong(number);
+}
+
+static int parse_target(PyObject *const *args, Target *target)
+{
+    target->row = as_address(args[0]);
+    target->hash = as_address(args[1]);
+    target->hist = as_address(args[2]);
+    return PyErr_Occurred() == NULL;
+}
+
+static int count_wants(const Target *target)
+{
+    return WANT_STATS | (target->hash ? WANT_HASH : 0) | (target->hist ? WANT_HIST : 0);
+}
+
+static void write_target(const Piece *p, const Task *task, const Target *target, int64_t i)
+{
+    write_row(p, target->row + i * STATS);
+    if (target->hash)
+        target->hash[i] = finish_hash(p->hash, task->count, type_width[task->measured]);
+    if (target->hist)
+        memcpy(target->hist + i * BINS, p->hist, sizeof p->hist);
+}
+
+static int64_t ask_integer(PyObject *method, PyObject *tensor)
+{
+    PyObject *answer = PyObject_CallFunctionObjArgs(method, tensor, NULL);
+    int64_t value = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return value;
+}
+
+static int ask_truth(PyObject *method, PyObject *tensor)
+{
+    PyObject *answer = PyObject_CallFunctionObjArgs(method, tensor, NULL);
+    int value = answer == Py_True;
+    Py_XDECREF(answer);
+    return value;
+}
+
+static int read_flag(PyObject *tensor, PyObject *name)
+{
+    PyObject *answer = PyObject_GetAttr(tensor, name);
+    int value = answer == Py_True;
+    Py_XDECREF(answer);
+    return value;
+}
+
+static int find_dtype(PyObject *tensor)
+{
+    PyObject *dtype = PyObject_GetAttr(tensor, str_dtype);
+    int code = -1;
+    for (Py_ssize_t i = 0; i < dtypes && code < 0; i++)
+        if (dtype_object[i] == dtype)
+            code = dtype_code[i];
+    Py_XDECREF(dtype);
+    return code;
+}
+
+static int is_plain_type(PyObject *tensor)
+{
+    for (Py_ssize_t i = 0; i < plain_types; i++)
+        if ((PyObject *)Py_TYPE(tensor) == plain_type[i])
+            return 1;
+    return 0;
+}
+
+/* Describe a tensor whose elements lie one after another in this process's memory; 0 for any other, without an error. */
+static int read_tensor(PyObject *tensor, int want, Task *task)
+{
+    memset(task, 0, sizeof *task);
+    if (!is_plain_type(tensor))
+        return 0;
+    task->type = task->measured = find_dtype(tensor);
+    if (task->type < 0 || !read_flag(tensor, str_is_cpu) || !ask_truth(ask_contiguous, tensor))
+        goto other;
+    task->count = ask_integer(ask_numel, tensor);
+    task->data = (const char *)(uintptr_t)ask_integer(ask_data_ptr, tensor);
+    task->want = want;
+    if (PyErr_Occurred() || (task->count && !task->data))
+        goto other;
+    /* negative views are strided, but for those of one element */
+    if (task->count == 1 && ask_truth(ask_neg, tensor))
+        goto other;
+    return 1;
+other:
+    PyErr_Clear();
+    return 0;
+}
+
+/* While a user's torch-function mode is active it would see our questions: then the caller must step out of it. */
+static int is_observed(void)
+{
+    PyObject *answer = PyObject_CallFunctionObjArgs(ask_mode, NULL);
+    int value = answer != Py_False;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return value;
+}
+
+/* How many threads to use: as many as asked (0: as torch does) for large work, never in a forked child. */
+static int choose_threads(int64_t bytes, PyObject *asked)
+{
+#if defined(__GNUC__)
+    if (bytes < THREAD_BYTES || !gomp_parallel || process_id() != home_process)
+        return 1;
+    long threads = PyLong_AsLong(asked);
+    if (!threads) {
+        PyObject *answer = PyObject_CallFunctionObjArgs(ask_threads, NULL);
+        threads = answer ? PyLong_AsLong(answer) : 1;
+        Py_XDECREF(answer);
+    }
+    PyErr_Clear();
+    return threads < 1 ? 1 : threads > 1024 ? 1024 : (int)threads;
+#else
+    (void)bytes, (void)asked;
+    return 1;
+#endif
+}
+
+static void run_unlocked(const Task *tasks, int64_t n, Piece *totals, int64_t bytes, int threads)
+{
+    if (bytes < FREE_BYTES) {
+        run_tasks(tasks, n, totals, threads);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    run_tasks(tasks, n, totals, threads);
+    Py_END_ALLOW_THREADS
+}
+
+static int64_t count_bytes(const Task *task)
+{
+    return task->count * type_width[task->type];
+}
+
+static int check_count(Py_ssize_t n, Py_ssize_t expected)
+{
+    if (n == expected && plain_types)
+        return 1;
+    PyErr_SetString(PyExc_TypeError, plain_types ? "wrong number of arguments" : "configure() comes first");
+    return 0;
+}
+
+PyDoc_STRVAR(measure_doc, "measure(tensor, row, hash, hist, threads) -> bool\n\n"
+                          "Measure a contiguous CPU tensor into memory at these addresses; False for any other tensor.");
+
+static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Target target;
+    Task task;
+    Piece piece;
+    (void)module;
+    if (!check_count(n, 5) || !parse_target(args + 1, &target))
+        return NULL;
+    if (is_observed() || !read_tensor(args[0], count_wants(&target), &task))
+        Py_RETURN_FALSE;
+    run_unlocked(&task, 1, &piece, count_bytes(&task), choose_threads(count_bytes(&task), args[4]));
+    write_target(&piece, &task, &target, 0);
+    Py_RETURN_TRUE;
+}
+
+static int pair_tensors(PyObject *tensor, PyObject *old, int want, Task *task)
+{
+    Task before;
+    if (!read_tensor(tensor, want, task))
+        return 0;
+    if (!old)
+        return 1;
+    if (!read_tensor(old, want, &before) || before.type != task->type || before.count != task->count)
+        return 0;
+    task->old = (char *)(uintptr_t)before.data;
+    task->measured = is_float(task->type) ? F32 : F64;
+    return 1;
+}
+
+/* Read all tensors into tasks; return the list of positions that could not be read (their tasks are empty). */
+static PyObject *read_tensors(PyObject *tensors, PyObject *olds, Py_ssize_t n, int want, Task *tasks)
+{
+    int observed = is_observed();
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = 0; left && i < n; i++) {
+        PyObject *tensor = PySequence_GetItem(tensors, i), *old = olds ? PySequence_GetItem(olds, i) : NULL;
+        int failed = !tensor || (olds && !old);
+        if (!failed && (observed || !pair_tensors(tensor, old, want, &tasks[i]))) {
+            PyObject *position = PyLong_FromSsize_t(i);
+            memset(&tasks[i], 0, sizeof *tasks);
+            failed = !position || PyList_Append(left, position) < 0;
+            Py_XDECREF(position);
+        }
+        Py_XDECREF(tensor);
+        Py_XDECREF(old);
+        if (failed)
+            Py_CLEAR(left);
+    }
+    return left;
+}
+
+static PyObject *measure_list(PyObject *tensors, PyObject *olds, PyObject *const *args)
+{
+    Target target;
+    Py_ssize_t n = PySequence_Size(tensors);
+    if (n < 0 || (olds && PySequence_Size(olds) != n) || !parse_target(args, &target)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "as many old tensors as new ones");
+        return NULL;
+    }
+    Task *tasks = calloc((size_t)n + 1, sizeof *tasks);
+    Piece *pieces = malloc(((size_t)n + 1) * sizeof *pieces);
+    PyObject *left = tasks && pieces ? read_tensors(tensors, olds, n, count_wants(&target), tasks) : PyErr_NoMemory();
+    if (left) {
+        int64_t bytes = 0;
+        for (Py_ssize_t i = 0; i < n; i++)
+            bytes += count_bytes(&tasks[i]);
+        run_unlocked(tasks, n, pieces, bytes, choose_threads(bytes, args[3]));
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (tasks[i].want)
+                write_target(&pieces[i], &tasks[i], &target, i);
+    }
+    free(tasks);
+    free(pieces);
+    return left;
+}
+
+PyDoc_STRVAR(measure_many_doc, "measure_many(tensors, row, hash, hist, threads) -> list\n\n"
+                               "Measure tensors into consecutive rows; return the positions left to the caller.");
+
+static PyObject *measure_many(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    return check_count(n, 5) ? measure_list(args[0], NULL, args + 1) : NULL;
+}
+
+PyDoc_STRVAR(measure_updates_doc, "measure_updates(new, old, row, hash, hist, threads) -> list\n\n"
+                                  "Measure new - old and copy new to old; return the positions left to the caller.");
+
+static PyObject *measure_updates(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    return check_count(n, 6) ? measure_list(args[0], args[1], args + 2) : NULL;
+}
+
+static int parse_layout(PyObject *shape, PyObject *strides, int width, Layout *layout)
+{
+    Py_ssize_t dims = PyTuple_Size(shape);
+    if (dims < 0 || PyTuple_Size(strides) != dims || dims > MAX_DIMS) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "shape and strides of at most 64 dimensions");
+        return 0;
+    }
+    layout->dims = (int)dims;
+    for (Py_ssize_t i = 0; i < dims; i++) {
+        layout->size[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+        layout->stride[i] = PyLong_AsLongLong(PyTuple_GetItem(strides, i)) * width;
+    }
+    return !PyErr_Occurred();
+}
+
+PyDoc_STRVAR(measure_strided_doc,
+             "measure_strided(address, type, shape, strides, row, hash, hist, threads)\n\n"
+             "Measure memory with any strides. Statistics are read in the order of memory; hash and histogram in the\n"
+             "order of the elements, in a second pass where the two differ.");
+
+static PyObject *measure_strided(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Layout logical, memory;
+    Target target;
+    Task task = {0};
+    Piece piece, second;
+    (void)module;
+    if (!check_count(n, 8) || !parse_target(args + 4, &target))
+        return NULL;
+    task.data = as_address(args[0]);
+    task.type = task.measured = (int)PyLong_AsLong(args[1]);
+    if (PyErr_Occurred() || task.type < 0 || task.type >= TYPES ||
+        !parse_layout(args[2], args[3], type_width[task.type], &logical)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "unknown element type");
+        return NULL;
+    }
+    collapse(&logical);
+    memory = logical;
+    int width = type_width[task.type], want = count_wants(&target);
+    int64_t all = count_elements(&logical), repeats = all ? follow_memory(&memory) : 1;
+    task.count = all ? count_elements(&memory) : 0;
+    int same = is_dense(&logical, width);
+    task.layout = is_dense(&memory, width) ? NULL : &memory;
+    task.want = same ? want : WANT_STATS;
+    run_unlocked(&task, 1, &piece, count_bytes(&task), choose_threads(count_bytes(&task), args[7]));
+    repeat_piece(&piece, repeats);
+    task.count = all;
+    if (!same && want != WANT_STATS) {
+        task.layout = &logical;
+        task.want = want & ~WANT_STATS;
+        task.has_nan = piece.nan > 0;
+        run_unlocked(&task, 1, &second, count_bytes(&task), choose_threads(count_bytes(&task), args[7]));
+        piece.hash = second.hash;
+        if (want & WANT_HIST)
+            memcpy(piece.hist, second.hist, sizeof piece.hist);
+    }
+    write_target(&piece, &task, &target, 0);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(merge_doc, "merge(row, hash, hist, other_row, other_hash, other_hist)\n\n"
+                        "Merge the second row into the first; hash and hist addresses may be 0.");
+
+static PyObject *merge(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Target to, from;
+    (void)module;
+    if (!check_count(n, 6) || !parse_target(args, &to) || !parse_target(args + 3, &from))
+        return NULL;
+    merge_row(to.row, from.row);
+    if (to.hash)
+        *to.hash = chain_hash(*to.hash, *from.hash);
+    for (int i = 0; to.hist && i < BINS; i++)
+        to.hist[i] = from.hist[i] > UINT32_MAX - to.hist[i] ? UINT32_MAX : to.hist[i] + from.hist[i];
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(select_doc, "select(name) -> str\n\n"
+                         "Use a variant of the loops by name ('' for the best); return the name of the one in use.");
+
+static PyObject *select_variant(PyObject *module, PyObject *name)
+{
+    const Variant *found = NULL;
+    (void)module;
+    for (int i = 0; i < VARIANTS; i++)
+        if (is_runnable(&variants[i]) && (PyUnicode_GetLength(name) == 0 ||
+                                          PyUnicode_CompareWithASCIIString(name, variants[i].name) == 0))
+            found = &variants[i];
+    if (!found)
+        return PyErr_Format(PyExc_ValueError, "no variant %R on this processor", name);
+    variant = found;
+    return PyUnicode_FromString(variant->name);
+}
+
+PyDoc_STRVAR(variants_doc, "variants() -> tuple\n\nNames of the variants this processor can run, slowest first.");
+
+static PyObject *list_variants(PyObject *module, PyObject *unused)
+{
+    PyObject *names = PyList_New(0), *answer;
+    (void)module, (void)unused;
+    for (int i = 0; names && i < VARIANTS; i++) {
+        PyObject *name = PyUnicode_FromString(variants[i].name);
+        if (!name || (is_runnable(&variants[i]) && PyList_Append(names, name) < 0))
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    answer = names ? PyList_AsTuple(names) : NULL;
+    Py_XDECREF(names);
+    return answer;
+}
+
+static int keep_types(PyObject *types)
+{
+    plain_types = PyTuple_Size(types);
+    if (plain_types < 1 || plain_types > MAX_TYPES)
+        return 0;
+    for (Py_ssize_t i = 0; i < plain_types; i++)
+        Py_INCREF(plain_type[i] = PyTuple_GetItem(types, i));
+    return 1;
+}
+
+static int keep_dtypes(PyObject *codes)
+{
+    PyObject *dtype, *code;
+    Py_ssize_t at = 0;
+    dtypes = 0;
+    while (PyDict_Next(codes, &at, &dtype, &code) && dtypes < MAX_DTYPES) {
+        Py_INCREF(dtype);
+        dtype_object[dtypes] = dtype;
+        dtype_code[dtypes++] = (int)PyLong_AsLong(code);
+    }
+    return !PyErr_Occurred();
+}
+
+PyDoc_STRVAR(configure_doc,
+             "configure(types, codes, questions, openmp)\n\n"
+             "Tell the kernel once about torch: the plain tensor classes, dtype -> element type, the unbound methods\n"
+             "(data_ptr, numel, is_contiguous, is_neg) and functions (is a torch-function mode on, number of threads) to\n"
+             "ask, and the address of GOMP_parallel or 0.");
+
+static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    PyObject **slots[] = {&ask_data_ptr, &ask_numel, &ask_contiguous, &ask_neg, &ask_mode, &ask_threads};
+    (void)module;
+    if (n != 4 || !PyDict_Check(args[1]) || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) != 6 ||
+        !keep_types(args[0]) || !keep_dtypes(args[1])) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "configure(types, codes, questions, openmp)");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < 6; i++)
+        Py_INCREF(*slots[i] = PyTuple_GetItem(args[2], i));
+    home_process = process_id();
+#if defined(__GNUC__)
+    *(void **)&gomp_parallel = as_address(args[3]);
+#endif
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+#define FAST(name, function, doc) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, doc}
+
+static PyMethodDef methods[] = {
+    FAST("configure", configure, configure_doc),
+    FAST("measure", measure, measure_doc),
+    FAST("measure_many", measure_many, measure_many_doc),
+    FAST("measure_updates", measure_updates, measure_updates_doc),
+    FAST("measure_strided", measure_strided, measure_strided_doc),
+    FAST("merge", merge, merge_doc),
+    {"select", select_variant, METH_O, select_doc},
+    {"variants", list_variants, METH_NOARGS, variants_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel", "Statistics of memory, in one pass.", -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void)
+{
+    fill_tables();
+    for (int i = 0; i < VARIANTS; i++)
+        if (is_runnable(&variants[i]))
+            variant = &variants[i];
+    str_dtype = PyUnicode_InternFromString("dtype");
+    str_is_cpu = PyUnicode_InternFromString("is_cpu");
+    return str_dtype && str_is_cpu ? PyModule_Create(&definition) : NULL;
+}

@@ -1,0 +1,214 @@
+/* Running tasks: which instruction set, how many threads, in what order the pieces join. */
+
+#ifndef CLEW_TASKS_H
+#define CLEW_TASKS_H
+
+#include <stdlib.h>
+
+#include "_elements.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAVE_X86 1
+#include <immintrin.h>
+#endif
+
+#define F_JOIN(name, suffix) name##_##suffix
+#define F_NAME(name, suffix) F_JOIN(name, suffix)
+#define F(name) F_NAME(name, VARIANT)
+
+#ifdef HAVE_X86
+#define VARIANT baseline
+#define LANES 4
+#include "_lanes.h"
+#undef VARIANT
+#undef LANES
+
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,f16c")
+#endif
+#define VARIANT avx2
+#define LANES 8
+#include "_lanes.h"
+#undef VARIANT
+#undef LANES
+#ifdef __clang__
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,prefer-vector-width=512")
+#endif
+#define VARIANT avx512
+#define LANES 16
+#include "_lanes.h"
+#undef VARIANT
+#undef LANES
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#else
+#define VARIANT baseline
+#define LANES 1
+#include "_lanes.h"
+#undef VARIANT
+#undef LANES
+#endif
+
+typedef void (*RunChunk)(const Task *, int64_t, Piece *);
+
+typedef struct {
+    const char *name;
+    RunChunk run;
+} Variant;
+
+static const Variant variants[] = {
+    {"baseline", run_chunk_baseline},
+#ifdef HAVE_X86
+    {"avx2", run_chunk_avx2},
+    {"avx512", run_chunk_avx512},
+#endif
+};
+
+enum { VARIANTS = sizeof variants / sizeof *variants };
+
+static const Variant *variant = variants;
+
+static int is_runnable(const Variant *v)
+{
+#ifdef HAVE_X86
+    if (v->run == run_chunk_avx2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    if (v->run == run_chunk_avx512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && is_runnable(v - 1);
+#endif
+    return v == variants;
+}
+
+/* Users may have asked for subnormals to be flushed to zero; the kernel must see them. The setting is put back. */
+static unsigned enter_arithmetic(void)
+{
+#ifdef HAVE_X86
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(0x1F80);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void leave_arithmetic(unsigned before)
+{
+#ifdef HAVE_X86
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
+static int64_t count_chunks(const Task *task)
+{
+    int64_t per_chunk = CHUNK_BLOCKS * (HASH_BYTES / type_width[task->measured]);
+    return (task->count + per_chunk - 1) / per_chunk;
+}
+
+static void run_serially(const Task *task, Piece *total)
+{
+    int with_hist = task->want & WANT_HIST;
+    int64_t chunks = count_chunks(task);
+    start_piece(total, with_hist);
+    if (chunks == 1) {
+        variant->run(task, 0, total);
+        return;
+    }
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        Piece piece;
+        start_piece(&piece, with_hist);
+        variant->run(task, chunk, &piece);
+        add_piece(total, &piece, with_hist);
+    }
+}
+
+#if defined(__GNUC__)
+/* Threads are borrowed from the OpenMP runtime that torch already runs: no threads of our own, none to contend with. */
+typedef void (*GompParallel)(void (*)(void *), void *, unsigned, unsigned);
+
+static GompParallel gomp_parallel;
+
+typedef struct {
+    const Task *task;
+    int64_t chunk;
+} Unit;
+
+typedef struct {
+    const Unit *units;
+    Piece *pieces;
+    int64_t count, next;
+} Job;
+
+static void work(void *argument)
+{
+    Job *job = argument;
+    unsigned before = enter_arithmetic();
+    for (;;) {
+        int64_t i = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        if (i >= job->count)
+            break;
+        start_piece(&job->pieces[i], job->units[i].task->want & WANT_HIST);
+        variant->run(job->units[i].task, job->units[i].chunk, &job->pieces[i]);
+    }
+    leave_arithmetic(before);
+}
+
+/* Pieces are cut the same way and joined in the same order as without threads. */
+static int run_in_parallel(const Task *tasks, int64_t n, Piece *totals, int threads)
+{
+    Job job = {0};
+    int64_t at = 0;
+    for (int64_t i = 0; i < n; i++)
+        job.count += count_chunks(&tasks[i]);
+    Unit *units = malloc((size_t)job.count * sizeof *units);
+    job.pieces = malloc((size_t)job.count * sizeof *job.pieces);
+    job.units = units;
+    if (!units || !job.pieces) {
+        free(units);
+        free(job.pieces);
+        return 0;
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t chunk = 0; chunk < count_chunks(&tasks[i]); chunk++)
+            units[at++] = (Unit){&tasks[i], chunk};
+    gomp_parallel(work, &job, (unsigned)threads, 0);
+    for (int64_t i = at = 0; i < n; i++) {
+        start_piece(&totals[i], tasks[i].want & WANT_HIST);
+        for (; at < job.count && units[at].task == &tasks[i]; at++)
+            add_piece(&totals[i], &job.pieces[at], tasks[i].want & WANT_HIST);
+    }
+    free(units);
+    free(job.pieces);
+    return 1;
+}
+#endif
+
+static void run_tasks(const Task *tasks, int64_t n, Piece *totals, int threads)
+{
+    unsigned before = enter_arithmetic();
+#if defined(__GNUC__)
+    if (threads > 1 && run_in_parallel(tasks, n, totals, threads)) {
+        leave_arithmetic(before);
+        return;
+    }
+#endif
+    for (int64_t i = 0; i < n; i++)
+        run_serially(&tasks[i], &totals[i]);
+    leave_arithmetic(before);
+}
+
+#endif

@@ -1,0 +1,115 @@
+/* The vector operations of one instruction set, LANES floats wide. Included once per variant by _lanes.h. */
+
+#undef VF
+#undef VI
+#undef VU
+#undef vf_load
+#undef vf_store
+#undef vf_all
+#undef vf_add
+#undef vf_sub
+#undef vf_mul
+#undef vf_min
+#undef vf_max
+#undef vf_abs
+#undef vi_zero
+#undef vi_store
+#undef vi_count_zero
+#undef vi_count_negative
+#undef vu_load
+#undef vu_zero
+#undef vu_add32
+#undef vu_add64
+#undef vu_multiply
+#undef vu_store
+
+#if LANES == 16
+#define VF __m512
+#define VI __m512i
+#define VU __m512i
+#define vf_load(p) _mm512_loadu_ps(p)
+#define vf_store(p, v) _mm512_storeu_ps(p, v)
+#define vf_all(x) _mm512_set1_ps(x)
+#define vf_add(a, b) _mm512_add_ps(a, b)
+#define vf_sub(a, b) _mm512_sub_ps(a, b)
+#define vf_mul(a, b) _mm512_mul_ps(a, b)
+#define vf_min(a, b) _mm512_min_ps(a, b)
+#define vf_max(a, b) _mm512_max_ps(a, b)
+#define vf_abs(a) _mm512_abs_ps(a)
+#define vi_zero() _mm512_setzero_si512()
+#define vi_store(p, v) _mm512_storeu_si512(p, v)
+#define vi_count_zero(c, x) \
+    _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ), c, _mm512_set1_epi32(1))
+#define vi_count_negative(c, x) \
+    _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), c, _mm512_set1_epi32(1))
+#define vu_load(p) _mm512_loadu_si512(p)
+#define vu_zero() _mm512_setzero_si512()
+#define vu_add32(a, b) _mm512_add_epi32(a, b)
+#define vu_add64(a, b) _mm512_add_epi64(a, b)
+#define vu_multiply(a) _mm512_mul_epu32(a, _mm512_srli_epi64(a, 32))
+#define vu_store(p, v) _mm512_storeu_si512(p, v)
+#elif LANES == 8
+#define VF __m256
+#define VI __m256i
+#define VU __m256i
+#define vf_load(p) _mm256_loadu_ps(p)
+#define vf_store(p, v) _mm256_storeu_ps(p, v)
+#define vf_all(x) _mm256_set1_ps(x)
+#define vf_add(a, b) _mm256_add_ps(a, b)
+#define vf_sub(a, b) _mm256_sub_ps(a, b)
+#define vf_mul(a, b) _mm256_mul_ps(a, b)
+#define vf_min(a, b) _mm256_min_ps(a, b)
+#define vf_max(a, b) _mm256_max_ps(a, b)
+#define vf_abs(a) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a)
+#define vi_zero() _mm256_setzero_si256()
+#define vi_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#define vi_count_zero(c, x) \
+    _mm256_sub_epi32(c, _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ)))
+#define vi_count_negative(c, x) \
+    _mm256_sub_epi32(c, _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ)))
+#define vu_load(p) _mm256_loadu_si256((const __m256i *)(p))
+#define vu_zero() _mm256_setzero_si256()
+#define vu_add32(a, b) _mm256_add_epi32(a, b)
+#define vu_add64(a, b) _mm256_add_epi64(a, b)
+#define vu_multiply(a) _mm256_mul_epu32(a, _mm256_srli_epi64(a, 32))
+#define vu_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#elif LANES == 4
+#define VF __m128
+#define VI __m128i
+#define VU __m128i
+#define vf_load(p) _mm_loadu_ps(p)
+#define vf_store(p, v) _mm_storeu_ps(p, v)
+#define vf_all(x) _mm_set1_ps(x)
+#define vf_add(a, b) _mm_add_ps(a, b)
+#define vf_sub(a, b) _mm_sub_ps(a, b)
+#define vf_mul(a, b) _mm_mul_ps(a, b)
+#define vf_min(a, b) _mm_min_ps(a, b)
+#define vf_max(a, b) _mm_max_ps(a, b)
+#define vf_abs(a) _mm_andnot_ps(_mm_set1_ps(-0.0f), a)
+#define vi_zero() _mm_setzero_si128()
+#define vi_store(p, v) _mm_storeu_si128((__m128i *)(p), v)
+#define vi_count_zero(c, x) _mm_sub_epi32(c, _mm_castps_si128(_mm_cmpeq_ps(x, _mm_setzero_ps())))
+#define vi_count_negative(c, x) _mm_sub_epi32(c, _mm_castps_si128(_mm_cmplt_ps(x, _mm_setzero_ps())))
+#define vu_load(p) _mm_loadu_si128((const __m128i *)(p))
+#define vu_zero() _mm_setzero_si128()
+#define vu_add32(a, b) _mm_add_epi32(a, b)
+#define vu_add64(a, b) _mm_add_epi64(a, b)
+#define vu_multiply(a) _mm_mul_epu32(a, _mm_srli_epi64(a, 32))
+#define vu_store(p, v) _mm_storeu_si128((__m128i *)(p), v)
+#else /* one lane: plain C for every other compiler and processor, which may vectorise it by itself */
+#define VF float
+#define VI int32_t
+#define vf_load(p) (*(p))
+#define vf_store(p, v) (*(p) = (v))
+#define vf_all(x) (x)
+#define vf_add(a, b) ((a) + (b))
+#define vf_sub(a, b) ((a) - (b))
+#define vf_mul(a, b) ((a) * (b))
+#define vf_min(a, b) ((a) < (b) ? (a) : (b))
+#define vf_max(a, b) ((a) > (b) ? (a) : (b))
+#define vf_abs(a) fabsf(a)
+#define vi_zero() 0
+#define vi_store(p, v) (*(p) = (v))
+#define vi_count_zero(c, x) ((c) + ((x) == 0.0f))
+#define vi_count_negative(c, x) ((c) + ((x) < 0.0f))
+#endif

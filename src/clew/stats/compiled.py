@@ -1,0 +1,97 @@
+"""The compiled kernel, told once about torch; None where it was not built or CLEW_KERNEL says otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+try:
+    from clew.stats import _kernel as built
+except ImportError:  # no compiler when the package was installed: the torch path does the work
+    built = None
+
+ELEMENT_TYPES: Final = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+"""Names in the order of the kernel's element types; torch versions differ in which they have."""
+
+CHOICES: Final = ("torch", "baseline", "avx2", "avx512")
+
+
+def list_dtype_codes() -> dict[torch.dtype, int]:
+    """Return the kernel's number for each dtype this torch has; bool is read as uint8."""
+    codes = {getattr(torch, name): i for i, name in enumerate(ELEMENT_TYPES) if hasattr(torch, name)}
+    return codes | {torch.bool: ELEMENT_TYPES.index("uint8")}
+
+
+def load_kernel() -> Any:
+    """Return the kernel ready for use, or None when the torch path should do the work."""
+    choice = os.environ.get("CLEW_KERNEL", "")
+    if choice and choice not in CHOICES:
+        raise UsageError(
+            f"CLEW_KERNEL is '{choice}'",
+            where="environment",
+            next_step=suggest(choice, CHOICES) or f"use one of {', '.join(CHOICES)}, or unset it",
+        )
+    if built is None or choice == "torch":
+        return None
+    try:
+        built.select(choice)
+    except ValueError:
+        raise UsageError(
+            f"CLEW_KERNEL is '{choice}', which this processor cannot run",
+            where="environment",
+            next_step=f"use one of {', '.join(built.variants())}, or unset it",
+        ) from None
+    base = torch.Tensor
+    questions = (
+        base.data_ptr,
+        base.numel,
+        base.is_contiguous,
+        base.is_neg,
+        _find_mode_check(),
+        torch.get_num_threads,
+    )
+    types = (torch.Tensor, torch.nn.Parameter)
+    built.configure(types, list_dtype_codes(), questions, _find_openmp())
+    return built
+
+
+def _find_mode_check() -> Callable[[], bool]:
+    """Return torch's answer to whether a torch-function mode would see calls on tensors."""
+    check: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+    return check
+
+
+def _find_openmp() -> int:
+    """Return the address of the OpenMP entry point that torch itself uses, or 0: then one thread does the work."""
+    if not torch.backends.openmp.is_available():
+        return 0
+    try:
+        entry = ctypes.CDLL(None).GOMP_parallel
+    except (OSError, AttributeError, TypeError):
+        return 0
+    return ctypes.cast(entry, ctypes.c_void_p).value or 0
