@@ -31,9 +31,12 @@ CATEGORIES: Final = {
 _PATTERNS: Final = (
     ("conv", r"conv"),
     ("attention", r"attention|multi_head"),
-    ("norm", r"norm|^(dropout|alpha_dropout|feature_dropout)"),
+    ("norm", r"norm"),
     ("pool", r"pool|interpolate|upsample|pixel_(un)?shuffle|grid_sample"),
-    ("activation", r"relu|gelu|silu|^mish|elu|tanh|sigmoid|softmax|softmin|softplus|softsign|^glu|hardt|shrink"),
+    (
+        "activation",
+        r"relu|gelu|silu|^mish|elu|tanh|sigmoid|softmax|softmin|softplus|softsign|^glu|hardt|shrink",
+    ),
     ("linear", r"linear|addmm|matmul|^mm$|bmm|einsum|embedding|affine|^(mv|dot|tensordot|gru|lstm|rnn)"),
     ("arithmetic", r"^(r|i)?(add|sub|mul|div|truediv|pow|neg|rsub|square|sqrt|rsqrt|exp|log|abs)(\b|_|\d|$)"),
     ("arithmetic", r"^(addc|mean|sum|prod|cumsum|lerp|reciprocal|sin|cos|floor|ceil|round|clamp)"),
@@ -54,11 +57,12 @@ HEALTHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """How one box is filled and outlined, and why in words."""
+    """How one box is filled, outlined and written on, and why in words."""
 
     fill: str
     stroke: str
     reason: str = ""
+    ink: str = "ink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,10 @@ _RAMP: Final = ("#f2f0f7", "#cfd3ea", "#9fb8dd", "#62a0cf", "#2f82b8", "#11608f"
 """From little to much, even steps of lightness, readable by the colour-blind."""
 
 
+_DARK_INK: Final = "#17202b"
+_LIGHT_INK: Final = "#ffffff"
+
+
 class _ByStat:
     def __init__(self, graph: Graph, stat: str) -> None:
         self.title = stat
@@ -192,7 +200,13 @@ class _ByStat:
         if strange:
             return Paint("bad", "bad-line", f"{self.title} {format_number(strange[0])}")
         value = max(inside)
-        return Paint(_RAMP[self._step(value)], "box-line", f"{self.title} {format_number(value)}")
+        step = self._step(value)
+        return Paint(
+            _RAMP[step],
+            "box-line",
+            f"{self.title} {format_number(value)}",
+            _DARK_INK if step < 4 else _LIGHT_INK,
+        )
 
     def _step(self, value: float) -> int:
         low, high = self.low, self.high

@@ -6,6 +6,7 @@ rows by longest path, waypoints where an edge passes a row, then sweeps that red
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -85,7 +86,7 @@ def _add_waypoints(
         if chain:
             chains[source, target] = tuple(chain)
         steps = [source, *chain, target]
-        links.update(dict.fromkeys(zip(steps, steps[1:], strict=False)))
+        links.update(dict.fromkeys(itertools.pairwise(steps)))
     return chains, list(links)
 
 
@@ -130,7 +131,7 @@ def _median(places: list[int]) -> float:
 
 def _count_crossings(rows: list[list[int]], below: dict[int, list[int]]) -> int:
     crossings = 0
-    for upper, lower in zip(rows, rows[1:], strict=False):
+    for upper, lower in itertools.pairwise(rows):
         position = {node: place for place, node in enumerate(lower)}
         seen: list[int] = []
         for node in upper:

@@ -1,12 +1,13 @@
-"""Where the boxes stand. First every group with its boxes closed; then room is made for those that are open.
+"""Where the boxes of a group stand from left to right.
 
-Opening a box stretches the plane of its parent: everything right of the box moves right, everything left of it
-moves left, rows below move down. A stretch never brings two boxes nearer to each other, so what did not overlap
-still does not, and straight lines stay straight. The page does the same when a reader clicks.
+Nodes that should stand exactly below each other form a block; this depends on the rows alone. Then the blocks
+move towards their neighbours as far as the sizes of the boxes allow. The page repeats the second part whenever
+a reader opens or closes a box, so ``place`` has a twin in ``layout.js``; a test compares the two.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,20 +24,17 @@ ROUNDS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The size of a closed box around its axis, the vertical line on which its edges begin and end."""
+    """The size of a box around its axis, the vertical line on which its edges begin and end."""
 
     left: float
     right: float
     height: float
 
 
-def place(arrangement: Arrangement, extents: Sequence[Extent]) -> list[float]:
-    """Return the axis of every node, waypoints included, with the leftmost border at zero."""
-    sizes = _Sizes(arrangement.real, extents)
-    blocks = _align(arrangement)
-    axis = _Solver(arrangement, blocks, sizes).solve()
-    left = min((axis[blocks[node]] - sizes.left(node) for node in range(len(blocks))), default=0.0)
-    return [axis[block] - left for block in blocks]
+def place(arrangement: Arrangement, blocks: Sequence[int], extents: Sequence[Extent]) -> list[float]:
+    """Return the axis of every node, waypoints included."""
+    axis = _Solver(arrangement, blocks, _Sizes(arrangement.real, extents)).solve()
+    return [axis[block] for block in blocks]
 
 
 class _Sizes:
@@ -58,7 +56,7 @@ class _Sizes:
         return self.right(a) + gap + self.left(b)
 
 
-def _align(arrangement: Arrangement) -> list[int]:
+def align(arrangement: Arrangement) -> list[int]:
     """Return a block number for each node: nodes of one block share an axis, so their edges are straight."""
     position = {
         node: (index, place) for index, row in enumerate(arrangement.rows) for place, node in enumerate(row)
@@ -117,13 +115,13 @@ def _is_middle(node: int, group: list[int], order: dict[int, int]) -> bool:
 class _Solver:
     """Moves blocks towards their neighbours as far as the blocks beside them allow."""
 
-    def __init__(self, arrangement: Arrangement, blocks: list[int], sizes: _Sizes) -> None:
+    def __init__(self, arrangement: Arrangement, blocks: Sequence[int], sizes: _Sizes) -> None:
         self.blocks = blocks
         self.right_of: dict[int, dict[int, float]] = {block: {} for block in blocks}
         self.left_of: dict[int, dict[int, float]] = {block: {} for block in blocks}
         self.pull: dict[int, list[int]] = {block: [] for block in blocks}
         for row in arrangement.rows:
-            for a, b in zip(row, row[1:], strict=False):
+            for a, b in itertools.pairwise(row):
                 self._keep_apart(blocks[a], blocks[b], sizes.distance(a, b))
         for upper, lower in arrangement.links:
             a, b = blocks[upper], blocks[lower]
@@ -172,23 +170,3 @@ class _Solver:
                 if waiting[other] == 0:
                     ready.append(other)
         return order
-
-
-class Stretch:
-    """A map of the horizontal axis of a group that makes room for what was opened in it."""
-
-    def __init__(self, spans: Sequence[tuple[float, float, float]]) -> None:
-        """Take intervals ``(start, end, growth)``; where several overlap, the strongest stretch counts once."""
-        active = [(start, end, growth / (end - start)) for start, end, growth in spans if growth > 0]
-        self.cuts = sorted({edge for start, end, _ in active for edge in (start, end)})
-        self.rates = [
-            max((rate for start, end, rate in active if start <= a and b <= end), default=0.0)
-            for a, b in zip(self.cuts, self.cuts[1:], strict=False)
-        ]
-
-    def __call__(self, x: float) -> float:
-        """Return where a point of the closed layout goes."""
-        moved = x
-        for start, end, rate in zip(self.cuts, self.cuts[1:], self.rates, strict=False):
-            moved += rate * (min(max(x, start), end) - start)
-        return moved

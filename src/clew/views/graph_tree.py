@@ -6,6 +6,7 @@ of one parent therefore never depend on each other both ways, and each parent ca
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -138,9 +139,11 @@ class _Builder:
 
 
 def _operation_box(operation: Operation) -> Box:
-    name = _relative(operation.name, operation.site) or operation.op
-    subtitle = operation.op if operation.op != name else ""
-    return Box("op", f"op{operation.id}", name, subtitle, operation.site, operation.call, operation.id)
+    name = _relative(operation.name, operation.site)
+    # A trace numbers the operations of one kind: the number tells nothing that the picture does not.
+    is_plain = not name or re.fullmatch(re.escape(operation.op) + r"[._-]?\d*", name)
+    title, subtitle = (operation.op, "") if is_plain else (name, operation.op)
+    return Box("op", f"op{operation.id}", title, subtitle, operation.site, operation.call, operation.id)
 
 
 def _describe_module(module: ModuleNode | None, call: int) -> str:
