@@ -21,13 +21,12 @@ _INTERRUPTED: Final = 130
 
 
 class Program(NamedTuple):
-    """A script or module, compiled but not started."""
+    """A script or module that was found but not yet read: ``load`` compiles it, as ``main`` says it is."""
 
-    code: CodeType
-    file: str
+    load: Callable[[], CodeType]
+    argv0: str
     path_entry: str
-    spec: ModuleSpec | None
-    package: str | None
+    main: dict[str, Any]
 
 
 class Outcome(NamedTuple):
@@ -39,25 +38,34 @@ class Outcome(NamedTuple):
 
 
 def load_script(path: str) -> Program:
-    """Read and compile a script, or a folder with a ``__main__.py``."""
-    file = Path(path)
-    if file.is_dir():
-        if not (file / "__main__.py").is_file():
-            raise UsageError(
-                f"can't find '__main__' module in '{path}'", next_step="name the script inside the folder"
-            )
-        return Program(_compile(file / "__main__.py"), str(file / "__main__.py"), str(file), None, "")
-    if not file.is_file():
+    """Find a script, or the ``__main__`` of a folder or an archive."""
+    # Python makes the name absolute for __file__ and tracebacks, and leaves it alone in argv.
+    file = path if os.path.isabs(path) else f"{os.getcwd()}/{path}"  # noqa: PTH117 - the text counts
+    importer = pkgutil.get_importer(file) if os.path.exists(file) else None  # noqa: PTH110 - same
+    if importer is not None:
+        return _load_folder(path, file, importer)
+    if not Path(file).is_file():
         raise UsageError(
             f"no script '{path}'", where=str(Path.cwd()), next_step="check the path, or use -m for a module"
         )
-    return Program(_compile(file), path, str(file.resolve().parent), None, None)
+    loader = SourceFileLoader("__main__", file)
+    main = {"__file__": file, "__loader__": loader, "__spec__": None, "__package__": None}
+    return Program(lambda: _compile(file), path, str(Path(file).resolve().parent), main)
+
+
+def _load_folder(path: str, file: str, importer: Any) -> Program:
+    spec = importer.find_spec("__main__")
+    if spec is None:
+        raise UsageError(
+            f"can't find '__main__' module in '{path}'", next_step="name the script inside the folder"
+        )
+    return Program(_loads(spec), path, file, _describe(spec))
 
 
 def load_module(name: str) -> Program:
-    """Find and compile a module as ``python -m`` would."""
+    """Find a module as ``python -m`` would."""
     # python -m puts the working directory first, also for the search of the module itself.
-    sys.path[0] = str(Path.cwd())
+    sys.path[0] = os.getcwd()
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -66,24 +74,39 @@ def load_module(name: str) -> Program:
         raise UsageError(f"cannot import '{name}': {error}", next_step="check the module's name") from error
     if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
         raise UsageError(f"no module named '{name}'", next_step="check the name, or give the script's path")
-    code = spec.loader.get_code(spec.name)
-    if code is None:
-        raise UsageError(f"'{name}' has no Python code to run", where=spec.origin)
-    return Program(code, spec.origin, str(Path.cwd()), spec, spec.parent)
+    return Program(_loads(spec), spec.origin, os.getcwd(), _describe(spec))
+
+
+def _loads(spec: ModuleSpec) -> Callable[[], CodeType]:
+    def load() -> CodeType:
+        loader: Any = spec.loader
+        code = loader.get_code(spec.name)
+        if code is None:
+            raise ImportError(f"no Python code in {spec.origin}", name=spec.name)
+        return cast("CodeType", code)
+
+    return load
+
+
+def _describe(spec: ModuleSpec) -> dict[str, Any]:
+    return {
+        "__file__": spec.origin,
+        "__loader__": spec.loader,
+        "__spec__": spec,
+        "__package__": spec.parent,
+    }
 
 
 def execute(program: Program, argv: list[str]) -> Outcome:
     """Run a program as ``__main__`` to its end; its own traceback is printed as Python would print it."""
-    sys.argv = [program.file, *argv]
+    sys.argv = [program.argv0, *argv]
     sys.path[0] = program.path_entry
     main = types.ModuleType("__main__")
-    main.__dict__.update(
-        __file__=program.file, __spec__=program.spec, __package__=program.package, __builtins__=__builtins__
-    )
+    main.__dict__.update(program.main, __cached__=None, __annotations__={}, __builtins__=builtins)
     # The user's module stays __main__ until the process ends: pickles and exit handlers look there.
     sys.modules["__main__"] = main
     try:
-        exec(program.code, main.__dict__)  # noqa: S102 - running the user's own script is the point
+        exec(program.load(), main.__dict__)  # noqa: S102 - running the user's own script is the point
     except SystemExit as stop:
         return Outcome(_exit_code(stop), error=None)
     except BaseException as error:  # noqa: BLE001 - whatever the script raised is the script's outcome
@@ -98,8 +121,16 @@ def show_error(error: BaseException) -> None:
     _strip(error, seen=set())
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException:  # noqa: BLE001 - a broken hook of the script's: Python falls back likewise
-        sys.__excepthook__(type(error), error, error.__traceback__)
+    except BaseException as broken:  # noqa: BLE001 - a broken hook of the script's: Python says so likewise
+        broken.__context__ = None
+        _strip(broken, seen=set())
+        _write_error("Error in sys.excepthook:\n", broken)
+        _write_error("\nOriginal exception was:\n", error)
+
+
+def _write_error(title: str, error: BaseException) -> None:
+    sys.stderr.write(title)
+    sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _strip(error: BaseException | None, *, seen: set[int]) -> None:
@@ -107,8 +138,8 @@ def _strip(error: BaseException | None, *, seen: set[int]) -> None:
         return
     seen.add(id(error))
     error.__traceback__ = _without_ours(error.__traceback__)
-    _strip(error.__cause__, seen=seen)
-    _strip(error.__context__, seen=seen)
+    for other in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
+        _strip(other, seen=seen)
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
@@ -133,6 +164,6 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def _compile(file: Path) -> CodeType:
-    with io.open_code(str(file)) as source:
-        return compile(source.read(), str(file), "exec", dont_inherit=True)
+def _compile(file: str) -> CodeType:
+    with io.open_code(file) as source:
+        return compile(source.read(), file, "exec", dont_inherit=True)

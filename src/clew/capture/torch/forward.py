@@ -175,7 +175,9 @@ class ForwardLens:
             ordinal, entry.recalls = entry.recalls, entry.recalls + 1
         else:
             ordinal, entry.calls = entry.calls, entry.calls + 1
-        tag = min(ordinal, MAX_CALLS - 1) | self.thread.tag
+        if ordinal >= MAX_CALLS:
+            ordinal, recorder.has_repeats = MAX_CALLS - 1, True
+        tag = ordinal | self.thread.tag
         if recorder.wants["input"] and not recorder.in_backward:
             self._record_inputs(entry, args, kwargs, tag)
         if type(output) is torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,13 @@ class OptimizerLens:
             entry = entries[key] = OptimizerEntry(optimizer, self._groups, lambda _: entries.pop(key, None))
             self._groups += len(optimizer.param_groups)
         return entry
+
+    def find_existing(self) -> None:
+        """Add the optimizers made before the recording; without them a first step looks hand-written."""
+        for thing in gc.get_objects():
+            # type(), not isinstance: a proxy may answer for its target, and loading that would be our doing.
+            if issubclass(type(thing), torch.optim.Optimizer) and hasattr(thing, "param_groups"):
+                self.add(thing)
 
     def owns_parameters(self) -> bool:
         """Return whether some known optimizer holds a parameter of a known model."""
@@ -199,7 +207,7 @@ class OptimizerLens:
 
     def _measure_buffers(self) -> None:
         recorder = self.recorder
-        for tree in recorder.registry.trees:
+        for tree in recorder.registry.living_trees():
             living = [(entry, entry.ref()) for entry in tree.buffers if entry.wanted]
             kept = [(entry, tensor) for entry, tensor in living if tensor is not None]
             recorder.measure_many([tensor for _, tensor in kept], [e.site for e, _ in kept], KIND_BUFFER)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from clew.capture.assemble import DROPPED, Columns, copy_rows, drop_unseen, merge_repeats
 from clew.capture.clock import CLEW, StepClock
 from clew.capture.guard import Guard
 from clew.capture.schedule import Schedule
@@ -34,7 +35,6 @@ _SITE_SHIFT: Final = 32
 _KIND_SHIFT: Final = 24
 _MODE_SHIFT: Final = 16
 _ORDINAL_MASK: Final = 0xFFFF
-_DROPPED: Final = -1
 _STEPS_AFTER_FINDING: Final = 3
 _MEMORY_SECONDS: Final = 0.2
 
@@ -83,6 +83,7 @@ class Recorder:
         self.due = self.schedule.is_due(0)
         self.closing = False
         self.in_backward = 0
+        self.has_repeats = False
         self.keys: list[int] = []
         self.scalars: list[Scalar] = []
         self.waiting: list[tuple[str, torch.Tensor, int]] = []
@@ -141,7 +142,7 @@ class Recorder:
     ) -> None:
         """A row that could not be measured stays in the buffer and is left out of the record."""
         for position, reason in failures:
-            self.keys[first + position] = _DROPPED
+            self.keys[first + position] = DROPPED
             self.note_unseen(sites[position], reason)
 
     def describe(self, site: int, tensor: torch.Tensor) -> None:
@@ -250,14 +251,15 @@ class Recorder:
             self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
 
     def _build_record(self) -> StepRecord:
-        keys = np.array(self.keys, dtype=np.int64)
-        values, hashes, hists = self._take_rows(len(keys))
-        batches = self._stamp_batches(hashes)
-        if _DROPPED in self.keys:
-            kept = keys != _DROPPED
-            keys, values = keys[kept], values[kept]
-            hashes = None if hashes is None else hashes[kept]
-            hists = None if hists is None else hists[kept]
+        self.rows.reserve(len(self.keys))
+        columns = Columns(np.array(self.keys, dtype=np.int64), *self.rows.take(len(self.keys)))
+        if self._copies:
+            copy_rows(columns, self._copies)
+        batches = self._stamp_batches(columns.hashes)
+        columns = drop_unseen(columns)
+        if self.has_repeats:
+            columns = merge_repeats(columns)
+        keys, values, hashes, hists = columns
         kinds = (keys >> _KIND_SHIFT & 0xFF).astype(np.int8)
         norm = values[kinds == KIND_INDEX["grad"], STAT_INDEX["l2"]]
         if len(norm):
@@ -276,18 +278,6 @@ class Recorder:
             faults=self.guard.take(),
         )
 
-    def _take_rows(
-        self, n: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None]:
-        self.rows.reserve(n)
-        values, hashes, hists = self.rows.take(n)
-        if self._copies:
-            to, source = np.array(self._copies, dtype=np.intp).T
-            for table in (values, hashes, hists):
-                if table is not None:
-                    table[to] = table[source]
-        return values, hashes, hists
-
     def _stamp_batches(self, hashes: NDArray[np.uint64] | None) -> tuple[Batch, ...]:
         """Give each batch its fingerprint; until now it held the row that was being measured."""
         if hashes is None:
@@ -299,6 +289,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self._copies = []
+        self.has_repeats = False
         self.closing = False
         self.keys = []
         self.scalars = []

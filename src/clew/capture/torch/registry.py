@@ -74,7 +74,6 @@ class Registry:
         self.modules: dict[int, ModuleEntry] = {}
         self.tensors: dict[int, TensorEntry] = {}
         self.trees: list[Tree] = []
-        self._tree_of: dict[int, Tree] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._names: dict[str, Tree | None] = {}
 
@@ -100,9 +99,10 @@ class Registry:
             for path, buffer in top.named_buffers()
         ]
 
-    def tree_of(self, module: torch.nn.Module) -> Tree | None:
-        """Return the tree that a known module belongs to."""
-        return self._tree_of.get(id(module))
+    def living_trees(self) -> list[Tree]:
+        """Return the trees whose model is still there, and forget the others."""
+        self.trees = [tree for tree in self.trees if tree.ref() is not None]
+        return self.trees
 
     def add_module(self, module: torch.nn.Module, name: str, tree: Tree | None) -> ModuleEntry:
         """Name one module; a name taken by another living module gets a number."""
@@ -117,11 +117,8 @@ class Registry:
             root=tree.root if tree else "",
         )
         entry = ModuleEntry(name, number, wanted=self._sites.is_wanted(name))
-        key = id(module)
-        self.modules[key] = entry
-        if tree is not None:
-            self._tree_of[key] = tree
-        self._keep(module, name, tree, self.modules, self._tree_of)
+        self.modules[id(module)] = entry
+        self._keep(module, name, tree, self.modules)
         return entry
 
     def name_parameters(self, parameters: Iterable[torch.Tensor], prefix: str) -> list[TensorEntry]:
@@ -161,8 +158,8 @@ class Registry:
         self._keep(tensor, name, tree, self.tensors)
         return entry
 
-    def _keep(self, thing: Any, name: str, tree: Tree | None, *tables: dict[int, Any]) -> None:
-        """Drop the entries and free the name when the object dies, before its identity can be used again."""
+    def _keep(self, thing: Any, name: str, tree: Tree | None, table: dict[int, Any]) -> None:
+        """Drop the entry and free the name when the object dies, before its identity can be used again."""
         key = id(thing)
         self._names[name] = tree
 
@@ -170,8 +167,7 @@ class Registry:
             self._references.pop(key, None)
             if name in self._names and self._names[name] is tree:
                 del self._names[name]
-            for table in tables:
-                table.pop(key, None)
+            table.pop(key, None)
 
         self._references[key] = weakref.ref(thing, forget)
 

@@ -117,7 +117,7 @@ class Roots:
     def _choose_prefix(self, top: torch.nn.Module, name: str) -> str:
         """The only model with parameters needs no prefix; several are told apart by their names."""
         trained = any(True for _ in top.parameters())
-        alone = not any(tree for tree in self.recorder.registry.trees if not tree.prefix)
+        alone = all(tree.prefix for tree in self.recorder.registry.living_trees())
         if trained and alone and not self.optimizers.holds_foreign(top):
             return ""
         return f"{name}."

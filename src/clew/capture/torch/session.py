@@ -60,6 +60,7 @@ class TorchSession:
             roots.watch(given)
         for optimizer in optimizers:
             self.optimizers.add(optimizer)
+        self.optimizers.find_existing()
 
     @property
     def step(self) -> int:

@@ -1,0 +1,81 @@
+"""A sink that keeps everything in memory, and a recording around a few lines of training."""
+
+import contextlib
+from dataclasses import dataclass, field
+
+import pytest
+
+from clew.capture.settings import Settings
+from clew.capture.torch.session import TorchSession
+from clew.model.schema import KINDS, STAT_INDEX
+
+
+@dataclass
+class Memory:
+    """What a recording left: records in order, sites by number."""
+
+    sites: dict = field(default_factory=dict)
+    records: list = field(default_factory=list)
+
+    def add_sites(self, sites):
+        self.sites.update({site.id: site for site in sites})
+
+    def put(self, record):
+        self.records.append(record)
+
+    def update_info(self, info):
+        pass
+
+    def close(self, state, exit_code=None):
+        pass
+
+    def rows(self, *, kind=None, step=None, site=None):
+        """Return (step, site, kind, ordinal, mode, stats) of the rows that fit, in order."""
+        found = []
+        for record in self.records:
+            for row in range(len(record)):
+                name, word = self.sites[int(record.sites[row])].name, KINDS[record.kinds[row]]
+                if kind in (None, word) and step in (None, record.step) and site in (None, name):
+                    stats = {stat: record.values[row][index] for stat, index in STAT_INDEX.items()}
+                    found.append(
+                        (record.step, name, word, int(record.ordinals[row]), int(record.modes[row]), stats)
+                    )
+        return found
+
+    def names(self, **which):
+        return [row[1] for row in self.rows(**which)]
+
+    def stats(self, **which):
+        return [row[5] for row in self.rows(**which)]
+
+    def scalars(self, name):
+        return [(r.step, s.value) for r in self.records for s in r.scalars if s.name == name]
+
+    @property
+    def steps(self):
+        return [record.step for record in self.records]
+
+
+@pytest.fixture
+def record():
+    """Return a context manager: everything inside is recorded, the result is a Memory."""
+
+    @contextlib.contextmanager
+    def recording(*models, optimizers=(), told=None, **settings):
+        memory = Memory()
+        said = told if told is not None else []
+        session = TorchSession(
+            Settings(**{"budget": None, **settings}),
+            memory,
+            tell=said.append,
+            models=[(f"m{index}", model) for index, model in enumerate(models)],
+            optimizers=optimizers,
+        )
+        memory.session = session
+        session.start()
+        try:
+            yield memory
+        finally:
+            session.finish()
+
+    return recording
