@@ -1,0 +1,124 @@
+"""One table of one rank as it grows: a tail that takes flushes, sealed into a part when it is long enough.
+
+Generation ``g`` of a table lives first in ``tail-g`` and then, with the same rows, in ``part-g``. The part is renamed
+into place before the tail is removed, so a reader that reads the tails *before* it lists the parts, and drops
+the tails that have a part, sees every row exactly once at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from clew.store import layout, tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from clew.store.tables import Columns, TableSpec
+
+PART_BYTES: Final = 128 << 20
+MERGE_AFTER: Final = 512
+SMALL_BATCH: Final = 64 << 10
+
+
+class Appender:
+    """Appends rows to a table. ``append`` and ``rotate`` belong to one thread, ``seal_waiting`` may have another."""
+
+    def __init__(
+        self, rank_folder: Path, spec: TableSpec, *, part_rows: int, part_bytes: int = PART_BYTES
+    ) -> None:
+        self.spec = spec
+        self.folder = rank_folder / spec.name
+        self.folder.mkdir()
+        self.part_rows = part_rows
+        self.part_bytes = part_bytes
+        self.sealed_bytes = 0
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._sealing = threading.Lock()
+        self._generation = 0
+        self._descriptor = -1
+        self._start_tail()
+
+    def _start_tail(self) -> None:
+        self._size = self._rows = self._batches = 0
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of all tails, the growing one and those that wait to be sealed."""
+        return self._size + sum(size for _, size in tuple(self._waiting))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a finished tail waits to be sealed."""
+        return bool(self._waiting)
+
+    def append(self, columns: Columns) -> None:
+        """Append rows as one batch; when the disk refuses, OSError goes on and no piece of the batch stays."""
+        data = tables.encode_batch(self.spec, columns)
+        if self._descriptor < 0:
+            path = layout.tail_path(self.folder, self._generation)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            data = tables.tail_header(self.spec) + data
+        try:
+            _write_all(self._descriptor, data)
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(data)
+        self._rows += len(columns["step"])
+        self._batches += 1
+        if self._rows >= self.part_rows or self._size >= self.part_bytes:
+            self.rotate()
+        elif self._batches >= MERGE_AFTER and self._size < self._batches * SMALL_BATCH:
+            self._merge_tail()
+
+    def rotate(self) -> None:
+        """End the growing tail: it waits to be sealed and the next row starts a new generation."""
+        if self._descriptor < 0:
+            return
+        self.release()
+        self._waiting.append((self._generation, self._size))
+        self._generation += 1
+        self._start_tail()
+
+    def release(self) -> None:
+        """Close the growing tail's file without touching what is in it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _merge_tail(self) -> None:
+        """Rewrite a tail of many small batches as one batch, in one step: a reader sees the old file or the new one."""
+        path = layout.tail_path(self.folder, self._generation)
+        batches = tables.decode_tail(self.spec, path.read_bytes()).batches
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_bytes(tables.tail_header(self.spec) + tables.merge_batches(self.spec, batches))
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_APPEND)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+        self._batches = 1
+
+    def seal_waiting(self) -> None:
+        """Seal every finished tail, oldest first; what fails stays a tail and OSError goes on."""
+        with self._sealing:
+            while self._waiting:
+                generation, _ = self._waiting[0]
+                tail = layout.tail_path(self.folder, generation)
+                self.sealed_bytes += tables.seal(self.spec, tail, layout.part_path(self.folder, generation))
+                tail.unlink()
+                self._waiting.popleft()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,129 @@
+"""Step records as columns of numbers, the form in which tables take them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clew.model.schema import COUNT_STATS, HIST_BINS, STAT_INDEX, VALUE_STATS
+from clew.store import histogram
+from clew.store.tables import STORED_STATS, Columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from clew.model.record import StepRecord
+
+_HASH_MASK = (1 << 64) - 1
+_LARGEST = np.finfo(np.float32).max
+_SMALLEST = np.finfo(np.float32).smallest_subnormal
+
+
+def record_bytes(record: StepRecord) -> int:
+    """Return about how much memory a record holds until it is written."""
+    return 1024 + 2 * int(record.values.nbytes) + (0 if record.hists is None else int(record.hists.nbytes))
+
+
+def columns_of(records: Sequence[StepRecord]) -> dict[str, Columns]:
+    """Return the columns of each table for consecutive steps."""
+    return {
+        "stats": _stats_columns([record for record in records if len(record)]),
+        "scalars": _scalar_columns(records),
+        "batches": _batch_columns(records),
+    }
+
+
+def _stats_columns(records: Sequence[StepRecord]) -> Columns:
+    if not records:
+        return {"step": np.zeros(0, np.int64)}
+    lengths = [len(record) for record in records]
+    columns: Columns = {
+        "step": np.repeat(np.array([record.step for record in records], np.int64), lengths),
+        "seq": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        "site": _joined([record.sites for record in records], np.int32),
+        "kind": _joined([record.kinds for record in records], np.int8),
+        "ordinal": _joined([record.ordinals for record in records], np.int16),
+        "mode": _joined([record.modes for record in records], np.int8),
+        "hash": _hashes(records),
+        "hist": _histograms(records),
+    }
+    values = np.concatenate([record.values for record in records])
+    for name in COUNT_STATS:
+        if name in STORED_STATS:
+            columns[name] = values[:, STAT_INDEX[name]].astype(np.int64)
+    for name in VALUE_STATS:
+        if name in STORED_STATS:
+            columns[name] = narrow(values[:, STAT_INDEX[name]])
+    return columns
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate(arrays).astype(dtype, copy=False)
+
+
+def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return float32 of the same kind: what is finite stays finite, and what is not zero stays not zero."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        small = values.astype(np.float32)
+    overflowed = np.isinf(small) & np.isfinite(values)
+    if overflowed.any():
+        small[overflowed] = np.copysign(_LARGEST, values[overflowed])
+    vanished = (small == 0) & (values != 0)
+    if vanished.any():
+        small[vanished] = np.copysign(_SMALLEST, values[vanished])
+    return small
+
+
+def _hashes(records: Sequence[StepRecord]) -> NDArray[np.uint64] | None:
+    if all(record.hashes is None for record in records):
+        return None
+    missing = (
+        np.zeros(len(record), np.uint64) if record.hashes is None else record.hashes for record in records
+    )
+    return np.concatenate(list(missing))
+
+
+def _histograms(records: Sequence[StepRecord]) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
+    """Return the packed histograms of all rows; a row without one is empty."""
+    if all(record.hists is None for record in records):
+        return None
+    lengths, pieces = [], []
+    for record in records:
+        if record.hists is None:
+            lengths.append(np.zeros(len(record), np.int64))
+            continue
+        offsets, data = histogram.pack(record.hists.reshape(len(record), HIST_BINS))
+        lengths.append(np.diff(offsets))
+        pieces.append(data)
+    return np.concatenate(([0], np.cumsum(np.concatenate(lengths)))), np.concatenate(pieces)
+
+
+def _scalar_columns(records: Sequence[StepRecord]) -> Columns:
+    rows = [(record.step, scalar) for record in records for scalar in record.scalars]
+    return {
+        "step": np.array([step for step, _ in rows], np.int64),
+        "name": [scalar.name for _, scalar in rows],
+        "ordinal": np.array([scalar.ordinal for _, scalar in rows], np.int16),
+        "value": np.array([scalar.value for _, scalar in rows], np.float64),
+    }
+
+
+def _batch_columns(records: Sequence[StepRecord]) -> Columns:
+    rows = [(record.step, seq, batch) for record in records for seq, batch in enumerate(record.batches)]
+    batches = [batch for _, _, batch in rows]
+    return {
+        "step": np.array([step for step, _, _ in rows], np.int64),
+        "seq": np.array([seq for _, seq, _ in rows], np.int32),
+        "leaf": [batch.leaf for batch in batches],
+        "ordinal": np.array([batch.ordinal for batch in batches], np.int16),
+        "mode": np.array([batch.mode for batch in batches], np.int8),
+        "shape": [list(batch.shape) for batch in batches],
+        "dtype": [batch.dtype for batch in batches],
+        "fingerprint": np.array([batch.fingerprint & _HASH_MASK for batch in batches], np.uint64),
+        "loader": [batch.loader for batch in batches],
+        "position": np.array([batch.position for batch in batches], np.int64),
+        "indices": [list(batch.indices) for batch in batches],
+    }

@@ -1,0 +1,228 @@
+"""Reads one rank of a run, also while it is written, without locks; damaged files are named and left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clew.model.record import Fault, RunInfo, Site
+from clew.store import layout, tables
+from clew.store.manifest import Manifest, read_manifest, resolve_state
+from clew.store.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from clew.store.tables import Columns, TableSpec
+
+
+@dataclass
+class _Tail:
+    """A tail as far as it was read: the next read goes on from there."""
+
+    identity: tuple[int, int]
+    end: int
+    batches: list[Any] = field(default_factory=list)
+
+
+class TableReader:
+    """One table of one rank as it was when ``refresh`` was last called."""
+
+    def __init__(self, rank_folder: Path, spec: TableSpec, problems: list[str]) -> None:
+        self.spec = spec
+        self.folder = rank_folder / spec.name
+        self._problems = problems
+        self._header = tables.tail_header(spec)
+        self._parts: dict[int, tables.Part | None] = {}
+        self._tails: dict[int, _Tail] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what was written since: the tails first, then the parts, so that no row is missed or doubled."""
+        for generation in layout.list_tails(self.folder):
+            self._read_tail(generation)
+        for generation in layout.list_parts(self.folder):
+            self._tails.pop(generation, None)
+            if generation not in self._parts:
+                self._parts[generation] = self._open_part(generation)
+
+    def _open_part(self, generation: int) -> tables.Part | None:
+        path = layout.part_path(self.folder, generation)
+        try:
+            return tables.Part(self.spec, path)
+        except tables.ReadError as error:
+            self._note(path, error)
+            return None
+
+    def _read_tail(self, generation: int) -> None:
+        path = layout.tail_path(self.folder, generation)
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                identity = (status.st_dev, status.st_ino)
+                tail = self._tails.get(generation)
+                if tail is None or tail.identity != identity:
+                    tail = self._tails[generation] = _Tail(identity, 0)
+                file.seek(tail.end)
+                data = file.read(max(status.st_size - tail.end, 0))
+        except FileNotFoundError:
+            return  # sealed in this moment: its part is listed after the tails
+        except OSError as error:
+            self._note(path, error)
+            return
+        self._take(tail, data, path)
+
+    def _take(self, tail: _Tail, data: bytes, path: Path) -> None:
+        is_first = tail.end == 0
+        content = tables.decode_tail(self.spec, data if is_first else self._header + data)
+        tail.batches += content.batches
+        if content.end:
+            tail.end += content.end - (0 if is_first else len(self._header))
+        if content.damage:
+            self._note(path, content.damage)
+
+    def _note(self, path: Path, problem: object) -> None:
+        lines = str(problem).splitlines() or [type(problem).__name__]
+        text = f"{path.parent.parent.name}/{path.parent.name}/{path.name} is damaged and left out: {lines[0]}"
+        if text not in self._problems:
+            self._problems.append(text)
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """The steps that have a row, in order."""
+        found = [part.steps for part in self._parts.values() if part is not None]
+        found += [tables.batch_steps(tail.batches) for tail in self._tails.values()]
+        return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """First and last step of each part and tail: a search from the beginning reads one after the other."""
+        found = [part.steps for part in self._parts.values() if part is not None]
+        found += [tables.batch_steps(tail.batches) for tail in self._tails.values()]
+        return sorted((int(steps[0]), int(steps[-1])) for steps in found if len(steps))
+
+    @property
+    def pairs(self) -> set[tuple[int, int]]:
+        """Which kinds were recorded at which sites, as numbers."""
+        found = {pair for part in self._parts.values() if part is not None for pair in part.pairs}
+        return found.union(*(tables.batch_pairs(tail.batches) for tail in self._tails.values()))
+
+    def read(self, columns: Sequence[str], rows: Rows = Rows()) -> Columns:  # noqa: B008 - Rows is frozen
+        """Return columns of the wanted rows, part after part: inside a part sorted, all parts in order of steps."""
+        pieces = [self._read_part(generation, columns, rows) for generation in sorted(self._parts)]
+        for generation in sorted(self._tails):
+            batches = self._tails[generation].batches
+            pieces.append(tables.select_rows(batches, columns, rows) if batches else None)
+        found = [piece for piece in pieces if piece is not None]
+        if not found:
+            found = [tables.select_rows([tables.empty_batch(self.spec)], columns, rows)]
+        return {name: _join([piece[name] for piece in found]) for name in columns}
+
+    def _read_part(self, generation: int, columns: Sequence[str], rows: Rows) -> Columns | None:
+        part = self._parts[generation]
+        if part is None:
+            return None
+        try:
+            return part.read(columns, rows)
+        except tables.ReadError as error:
+            self._note(part.path, error)
+            self._parts[generation] = None
+            return None
+
+
+def _join(pieces: list[Any]) -> Any:
+    if not isinstance(pieces[0], tuple):
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    starts = np.cumsum([0, *(int(offsets[-1]) for offsets, _ in pieces)])
+    shifted = [offsets[1:] + start for (offsets, _), start in zip(pieces, starts, strict=False)]
+    return np.concatenate([[0], *shifted]), np.concatenate([data for _, data in pieces])
+
+
+class RankReader:
+    """Everything one rank has written."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.problems: list[str] = []
+        self._rank_folder = layout.rank_folder(folder, rank)
+        self.manifest = self._read_manifest()
+        self.stats = TableReader(self._rank_folder, tables.STATS, self.problems)
+        self.scalars = TableReader(self._rank_folder, tables.SCALARS, self.problems)
+        self.batches = TableReader(self._rank_folder, tables.BATCHES, self.problems)
+        self.sites = self._read_sites()
+
+    def refresh(self) -> None:
+        """Take in what was written since. The manifest comes first: a run seen as complete is then read whole."""
+        self.manifest = self._read_manifest()
+        for table in (self.stats, self.scalars, self.batches):
+            table.refresh()
+        self.sites = self._read_sites()
+
+    @property
+    def state(self) -> str:
+        """``recording``, ``complete`` or ``died``, as of now."""
+        return resolve_state(self.folder, self.manifest)
+
+    def _read_manifest(self) -> Manifest:
+        path = layout.manifest_path(self.folder, self.rank)
+        try:
+            manifest = read_manifest(self.folder, self.rank)
+        except (OSError, ValueError, TypeError) as error:
+            reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
+            self._note(f"{path.relative_to(self.folder)} is {reason}: what ran is not known")
+            return Manifest(RunInfo(self.folder.name, rank=self.rank, state="died"))
+        if manifest.stopped:
+            self._note(f"recording stopped early: {manifest.stopped}")
+        return manifest
+
+    def _read_sites(self) -> list[Site]:
+        """Read sites.json; a site that has rows but no name gets its number as its name."""
+        path = self._rank_folder / layout.SITES
+        sites: list[Site] = []
+        reason = ""
+        try:
+            sites = [_site(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["sites"]]
+        except FileNotFoundError:
+            reason = "missing"
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            reason = f"damaged ({error})"
+        named = {site.id for site in sites}
+        nameless = sorted({site for site, _ in self.stats.pairs} - named)
+        if nameless:
+            self._note(f"rank{self.rank}/{layout.SITES} is {reason or 'behind'}: sites are called by number")
+        return sites + [Site(number, f"site{number}", "module") for number in nameless]
+
+    def read_faults(self) -> list[Fault]:
+        """Read what went wrong inside clew; a torn last line is dropped."""
+        path = self._rank_folder / layout.FAULTS
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        faults = []
+        for line in lines:
+            try:
+                faults.append(Fault(**json.loads(line)))
+            except (ValueError, TypeError):
+                continue
+        return faults
+
+    def _note(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)
+
+
+_SITE_FIELDS = {item.name for item in fields(Site)}
+
+
+def _site(entry: dict[str, Any]) -> Site:
+    known = {name: value for name, value in entry.items() if name in _SITE_FIELDS}
+    return Site(**{**known, "shape": tuple(known.get("shape", ()))})

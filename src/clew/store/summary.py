@@ -1,0 +1,48 @@
+"""The few numbers a list of runs needs, kept next to the tables so that nobody has to open them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from clew.store import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from clew.model.record import StepRecord
+
+
+@dataclass(slots=True)
+class Summary:
+    """How far a rank has come: steps recorded, the last of them, rows, the last loss."""
+
+    steps: int = 0
+    first_step: int = -1
+    last_step: int = -1
+    rows: int = 0
+    loss: float | None = None
+
+    def add(self, records: Iterable[StepRecord]) -> None:
+        """Count more steps."""
+        for record in records:
+            self.steps += record.step != self.last_step
+            self.first_step = record.step if self.first_step < 0 else self.first_step
+            self.last_step = record.step
+            self.rows += len(record)
+            for scalar in record.scalars:
+                if scalar.name == "loss":
+                    self.loss = float(scalar.value)
+
+
+def read_summary(folder: Path, rank: int) -> Summary:
+    """Read the summary of a rank; an empty one when there is none or it is damaged."""
+    path = layout.rank_folder(folder, rank) / layout.SUMMARY
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known = {item.name: content[item.name] for item in fields(Summary) if item.name in content}
+    except (OSError, ValueError, TypeError):
+        return Summary()
+    return Summary(**known)

@@ -1,0 +1,351 @@
+"""The sink that writes the run folder: the training thread only hands records over, a thread of its own writes.
+
+Every ``flush_seconds`` the pending steps are appended to the tails; long tails are sealed by a second thread that lives
+only while there is something to seal. A full disk, a reached quota or any other fault stops recording, says so
+once, and never reaches the training.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import json
+import os
+import threading
+import time
+import traceback
+import weakref
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from clew.errors import UsageError
+from clew.model.record import Fault, RunInfo, Site, StepRecord
+from clew.store import columns, layout, tables
+from clew.store.appender import PART_BYTES, Appender
+from clew.store.manifest import (
+    STATES,
+    Manifest,
+    acquire_lock,
+    describe_process,
+    write_atomic,
+    write_manifest,
+)
+from clew.store.summary import Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PENDING_BYTES: Final = 16 << 20
+RESERVE_BYTES: Final = 128 << 10
+SITES_SECONDS: Final = 10.0
+SEAL_FACTOR: Final = 1.5
+"""While a tail is sealed it and its part lie on disk together; a part is less than half of its tail."""
+
+
+class Writer:
+    """Writes one rank of a run. ``notice`` is called at most once, with a sentence for the person who trains."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        info: RunInfo,
+        *,
+        flush_seconds: float = 1.0,
+        quota_bytes: int | None = None,
+        part_rows: int = 1_000_000,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.rank_folder = layout.rank_folder(self.folder, info.rank)
+        self.stopped = ""
+        self._info = replace(info, state="recording")
+        self._flush_seconds = flush_seconds
+        self._quota = quota_bytes
+        self._notice = notice
+        self._pid = os.getpid()
+        self._sites: dict[int, Site] = {}
+        self._sites_new = self._sites_changed = self._info_changed = False
+        self._sites_written = 0.0
+        self._pending: list[StepRecord] = []
+        self._pending_bytes = 0
+        self._summary = Summary()
+        self._is_closed = self._is_thin = False
+        self._gate = threading.Condition()
+        self._io = threading.RLock()
+        self._sealer: threading.Thread | None = None
+        self._open(part_rows)
+        self._flusher = threading.Thread(target=self._flush_in_turn, name="clew-flush", daemon=True)
+        self._flusher.start()
+        _living.add(self)
+        atexit.register(self._close_at_exit)
+
+    # --- opening ---
+
+    def _open(self, part_rows: int) -> None:
+        try:
+            self.rank_folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_folder()
+            part_bytes = PART_BYTES if self._quota is None else min(PART_BYTES, max(self._quota // 8, 1))
+            self._tables = {
+                spec.name: Appender(self.rank_folder, spec, part_rows=part_rows, part_bytes=part_bytes)
+                for spec in tables.TABLES
+            }
+            (self.rank_folder / layout.RESERVE).write_bytes(bytes(RESERVE_BYTES))
+            self._manifest = Manifest(self._info, process=describe_process(self.folder, self._info.rank))
+            write_manifest(self.folder, self._manifest)
+        except OSError as error:
+            raise layout.unwritable(self.folder, error) from error
+
+    def _take_folder(self) -> int:
+        lock = acquire_lock(self.folder, self._info.rank)
+        if lock is not None and not layout.manifest_path(self.folder, self._info.rank).exists():
+            return lock
+        if lock is not None:
+            os.close(lock)
+        verb = "is being recorded" if lock is None else "was recorded"
+        raise UsageError(
+            f"another run {verb} in this folder",
+            where=str(self.rank_folder),
+            next_step="give the new run another --name or --out; clew never writes over a run",
+        )
+
+    # --- the sink ---
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether this is a forked child: the run belongs to the parent, the child must not touch it."""
+        return os.getpid() != self._pid
+
+    def add_sites(self, sites: Iterable[Site]) -> None:
+        """Take new sites, or newer versions of known ones; they reach the disk before any row that names them."""
+        if self._is_foreign or self._is_closed:
+            return
+        with self._gate:
+            for site in sites:
+                known = self._sites.get(site.id)
+                if known == site:
+                    continue
+                self._sites_new |= known is None
+                self._sites_changed = True
+                self._sites[site.id] = site
+
+    def put(self, record: StepRecord) -> None:
+        """Take the record of one finished step; waits only when the disk is far behind."""
+        if self._is_foreign or self.stopped or self._is_closed:
+            return
+        with self._gate:
+            self._pending.append(record)
+            self._pending_bytes += columns.record_bytes(record)
+            if self._pending_bytes < PENDING_BYTES:
+                return
+            self._gate.notify_all()
+            while self._pending_bytes >= 2 * PENDING_BYTES and not self.stopped and not self._is_closed:
+                self._gate.wait()
+
+    def update_info(self, info: RunInfo) -> None:
+        """Take provenance that became known after the start; it is written with the next flush."""
+        if self._is_foreign or self._is_closed:
+            return
+        with self._gate:
+            self._info = replace(info, state="recording", rank=self._info.rank)
+            self._info_changed = True
+
+    def flush(self) -> None:
+        """Write everything that was put so far; returns when a reader can see it."""
+        if not self._is_foreign and not self._is_closed:
+            self._flush()
+
+    def log(self, text: str) -> None:
+        """Append a line to the rank's log."""
+        if self._is_foreign or self._is_closed:
+            return
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError):
+            self._append_text(layout.LOG, f"{stamp} {text}\n")
+
+    def close(self, state: str, exit_code: int | None = None) -> None:
+        """Flush, seal and end the run as ``complete`` or ``died``; joins both threads and gives the folder free."""
+        if self._is_foreign or self._is_closed:
+            return
+        if state not in STATES[1:]:
+            raise UsageError(f"a run ends as complete or died, not as '{state}'")
+        self._flush()
+        with self._gate:
+            self._is_closed = True
+            self._gate.notify_all()
+        self._flusher.join()
+        atexit.unregister(self._close_at_exit)
+        _living.discard(self)
+        if self._sealer is not None:
+            self._sealer.join()
+        self._end(state, exit_code)
+        for table in self._tables.values():
+            table.release()
+        os.close(self._lock)
+
+    def _end(self, state: str, exit_code: int | None) -> None:
+        for table in self._tables.values():
+            self._attempt(table.rotate)
+            self._attempt(table.seal_waiting)
+        (self.rank_folder / layout.RESERVE).unlink(missing_ok=True)
+        self._sites_new = self._sites_changed
+        self._attempt(self._write_sites)
+        self._attempt(self._write_summary)
+        ended = self._info.ended or time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        code = self._info.exit_code if exit_code is None else exit_code
+        info = replace(self._info, state=state, exit_code=code, ended=ended)
+        manifest = replace(self._manifest, info=info, stopped=self.stopped)
+        self._attempt(lambda: write_manifest(self.folder, manifest))
+        with contextlib.suppress(OSError):
+            (self.rank_folder / layout.LOCK).unlink(missing_ok=True)
+
+    def _close_at_exit(self) -> None:
+        self.close("died")
+
+    # --- flushing ---
+
+    def _flush_in_turn(self) -> None:
+        while True:
+            with self._gate:
+                self._gate.wait_for(self._is_urgent, self._flush_seconds)
+                if self._is_closed:
+                    return
+            self._flush()
+
+    def _is_urgent(self) -> bool:
+        return self._is_closed or self._pending_bytes >= PENDING_BYTES
+
+    def _flush(self) -> None:
+        with self._io:
+            with self._gate:
+                records, self._pending = self._pending, []
+                self._pending_bytes = 0
+                self._gate.notify_all()
+            self._attempt(lambda: self._write(records))
+
+    def _write(self, records: list[StepRecord]) -> None:
+        self._write_sites()
+        if self._info_changed:
+            self._info_changed = False
+            self._manifest = replace(self._manifest, info=self._info)
+            write_manifest(self.folder, self._manifest)
+        if not records or self.stopped:
+            return
+        self._write_faults([fault for record in records for fault in record.faults])
+        for name, rows in columns.columns_of(records).items():
+            if len(rows["step"]) and not (name == "stats" and self._is_thin):
+                self._tables[name].append(rows)
+        self._summary.add(records)
+        self._write_summary()
+        self._hold_quota()
+        self._start_sealing()
+
+    def _write_sites(self) -> None:
+        now = time.monotonic()
+        with self._gate:
+            is_due = self._sites_new or (self._sites_changed and now - self._sites_written > SITES_SECONDS)
+            if not is_due:
+                return
+            sites = sorted(self._sites.values(), key=lambda site: site.id)
+            self._sites_new = self._sites_changed = False
+        content = {"sites": [asdict(site) for site in sites]}
+        write_atomic(self.rank_folder / layout.SITES, json.dumps(content, default=str))
+        self._sites_written = now
+
+    def _write_summary(self) -> None:
+        write_atomic(self.rank_folder / layout.SUMMARY, json.dumps(asdict(self._summary)))
+
+    def _write_faults(self, faults: list[Fault]) -> None:
+        if faults:
+            self._append_text(layout.FAULTS, "".join(json.dumps(asdict(fault)) + "\n" for fault in faults))
+
+    def _append_text(self, name: str, text: str) -> None:
+        path = self.rank_folder / name
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, text.encode("utf-8", "replace"))
+        finally:
+            os.close(descriptor)
+
+    # --- sealing ---
+
+    def _start_sealing(self) -> None:
+        if not any(table.is_waiting for table in self._tables.values()):
+            return
+        if self._sealer is None or not self._sealer.is_alive():
+            self._sealer = threading.Thread(target=self._seal, name="clew-seal", daemon=True)
+            self._sealer.start()
+
+    def _seal(self) -> None:
+        for table in self._tables.values():
+            self._attempt(table.seal_waiting)
+
+    # --- limits and faults ---
+
+    def _hold_quota(self) -> None:
+        """Stop the statistics shortly before the quota and everything at the quota: the loss curve is cheap."""
+        if self._quota is None:
+            return
+        parts = self._tables.values()
+        used = sum(table.sealed_bytes + SEAL_FACTOR * table.tail_bytes for table in parts) + RESERVE_BYTES
+        if used >= self._quota:
+            self._stop(f"the quota of {self._quota:,} bytes is used up: nothing more is recorded")
+        elif used >= 0.9 * self._quota and not self._is_thin:
+            self._is_thin = True
+            self._tell(
+                f"the quota of {self._quota:,} bytes is nearly used up: only scalars are recorded from now on"
+            )
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Run a piece of writing; whatever goes wrong stops the recording instead of the training."""
+        try:
+            action()
+        except OSError as error:
+            reason = (
+                "the disk is full" if error.errno in _FULL else f"the run folder cannot be written ({error})"
+            )
+            self._stop(f"{reason}: nothing more is recorded; what was written stays readable")
+        except Exception:  # noqa: BLE001 - a fault of clew must never reach the training
+            self._stop(f"clew failed to write the record: {traceback.format_exc(limit=-3)}")
+
+    def _stop(self, reason: str) -> None:
+        with self._gate:
+            if self.stopped:
+                return
+            self.stopped = reason
+            self._pending, self._pending_bytes = [], 0
+            self._gate.notify_all()
+        with contextlib.suppress(OSError):
+            (self.rank_folder / layout.RESERVE).unlink(missing_ok=True)
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        fault = Fault(step=self._summary.last_step, where="store", error=reason)
+        with contextlib.suppress(OSError):
+            self._write_faults([fault])
+        if self._notice is not None:
+            notice, self._notice = self._notice, None
+            with contextlib.suppress(Exception):
+                notice(f"{reason} ({self.folder})")
+
+    def _disown(self) -> None:
+        """In a forked child: give up the inherited lock and files, so that they end with the parent."""
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+        for table in self._tables.values():
+            with contextlib.suppress(OSError):
+                table.release()
+
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_living: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for writer in list(_living):
+        writer._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
