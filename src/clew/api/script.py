@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import io
 import os
+import pkgutil
 import sys
 import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.machinery import ModuleSpec
     from types import CodeType, TracebackType
 
@@ -40,8 +44,8 @@ class Outcome(NamedTuple):
 def load_script(path: str) -> Program:
     """Find a script, or the ``__main__`` of a folder or an archive."""
     # Python makes the name absolute for __file__ and tracebacks, and leaves it alone in argv.
-    file = path if os.path.isabs(path) else f"{os.getcwd()}/{path}"  # noqa: PTH117 - the text counts
-    importer = pkgutil.get_importer(file) if os.path.exists(file) else None  # noqa: PTH110 - same
+    file = path if Path(path).is_absolute() else f"{Path.cwd()}/{path}"
+    importer = pkgutil.get_importer(file) if Path(file).exists() else None
     if importer is not None:
         return _load_folder(path, file, importer)
     if not Path(file).is_file():
@@ -65,7 +69,7 @@ def _load_folder(path: str, file: str, importer: Any) -> Program:
 def load_module(name: str) -> Program:
     """Find a module as ``python -m`` would."""
     # python -m puts the working directory first, also for the search of the module itself.
-    sys.path[0] = os.getcwd()
+    sys.path[0] = str(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -74,7 +78,7 @@ def load_module(name: str) -> Program:
         raise UsageError(f"cannot import '{name}': {error}", next_step="check the module's name") from error
     if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
         raise UsageError(f"no module named '{name}'", next_step="check the name, or give the script's path")
-    return Program(_loads(spec), spec.origin, os.getcwd(), _describe(spec))
+    return Program(_loads(spec), spec.origin, str(Path.cwd()), _describe(spec))
 
 
 def _loads(spec: ModuleSpec) -> Callable[[], CodeType]:

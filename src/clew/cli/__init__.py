@@ -33,13 +33,18 @@ BROKEN_PIPE: Final = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    runs_script = words[:1] == ["run"]
     try:
         code = _dispatch(words)
-        sys.stdout.flush()
+        if not runs_script:
+            sys.stdout.flush()
     except ClewError as error:
         print(f"clew: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        # Ctrl-C in a script must end this process as it would end Python: by the signal.
+        if runs_script:
+            raise
         return INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes once more on its way out; give it somewhere to write.
