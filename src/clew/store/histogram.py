@@ -34,7 +34,7 @@ def pack(histograms: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.
     starts = np.cumsum(lengths) - lengths + (rows + 1) * _BITMAP
     for byte in range(int(lengths.max(initial=0))):
         present = lengths > byte
-        more = np.where(lengths[present] > byte + 1, 0x80, 0)
+        more = np.where(lengths[present] > byte + 1, np.uint64(0x80), np.uint64(0))
         data[starts[present] + byte] = ((counts[present] >> np.uint64(7 * byte)) & np.uint64(0x7F)) | more
     return offsets, data
 
