@@ -6,7 +6,8 @@ import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
 
 class ClewError(Exception):
@@ -45,6 +46,14 @@ class RunTooNew(ClewError):
     """A run was written by a newer format than this clew reads."""
 
 
+class CheckpointBroken(ClewError):
+    """A checkpoint is missing, damaged, or not of a format that clew reads."""
+
+
+class CheckpointUntrusted(ClewError):
+    """A checkpoint that can only be read by running code it carries."""
+
+
 class StoreFull(ClewError):
     """The disk, the quota or the permission does not let the record grow."""
 
@@ -55,6 +64,30 @@ class MissingExtra(ClewError):
 
 class UnsupportedTensor(ClewError):
     """A tensor that cannot be measured, with the reason."""
+
+
+class CheckError(ClewError):
+    """A value in the user's code is not what a check says it must be.
+
+    ``details`` is what the message is made of, as data that fits JSON: ``check name site source step``, and for
+    values ``count total stats`` and ``offenders``, the index and value of the first few.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, what: str, *, where: str = "", next_step: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.details = dict(details or {})
+
+
+class CheckWarning(UserWarning):
+    """A check with ``warn=True`` failed while nothing was being recorded."""
+
+
+class TraceFailed(ClewError):
+    """A model raised while clew looked at it; the model's own exception is the cause."""
 
 
 def suggest(wrong: str, right: Iterable[str]) -> str:
