@@ -10,6 +10,7 @@ _HOMES = {
     "open_run": "clew.api.read",
     "list_runs": "clew.api.read",
     "Run": "clew.query",
+    "trace": "clew.api.look",
     "ClewError": "clew.errors",
 }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from clew.errors import UsageError, suggest
+from clew.model.glob import compile_globs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,15 +200,16 @@ class Graph:
     ) -> list[BoundOperation]:
         """Return the operations whose name or site, kind, module path and line match, in forward order.
 
-        Patterns are those of the shell (``block-*.conv?``). ``line`` is ``model.py:41`` or ``model.py``;
+        Patterns: ``*`` any text, ``?`` a character, ``{a,b}`` one of several. ``line`` is ``model.py:41``;
         ``role`` asks for operations that read a tensor of that role, such as ``param``.
         """
+        is_named, is_op, is_site = (compile_globs((each,)) for each in (pattern, op, site))
         return [
             bound
             for bound in self
-            if (_matches(bound.name, pattern) or _matches(bound.site, pattern))
-            and _matches(bound.op, op)
-            and _matches(bound.site, site)
+            if (is_named(bound.name) or is_named(bound.site))
+            and is_op(bound.op)
+            and is_site(bound.site)
             and _is_line(bound.source, line)
             and (not role or any(tensor.role == role for tensor in bound.inputs))
         ]
@@ -271,10 +272,6 @@ class Graph:
 def _brief(tensor: TensorNode) -> str:
     size = ",".join(str(each) for each in tensor.shape)
     return f"{tensor.name}({size})" if tensor.role != "value" else f"({size})"
-
-
-def _matches(text: str, pattern: str) -> bool:
-    return pattern in ("*", text) or fnmatch.fnmatchcase(text, pattern)
 
 
 def _is_line(source: str, line: str) -> bool:

@@ -1,0 +1,67 @@
+"""Looking at a model: its graph, its table, its picture, the values inside."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from clew.model.graph import Graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Trace(Graph):
+    """A traced model: the graph as plain data, and ways to look at it."""
+
+    __slots__ = ()
+
+    def save(self, path: str | Path, **options: Any) -> Any:
+        """Draw the graph into a file; the ending decides: svg png html dot mermaid json."""
+        return _pictures().save(self, path, **options)
+
+    def view(self, **options: Any) -> Any:
+        """Show the picture: in a notebook in place, elsewhere in the browser."""
+        return _pictures().view(self, **options)
+
+
+def trace(
+    model: Any,
+    /,
+    *inputs: Any,
+    backward: bool = False,
+    loss: Callable[[Any], Any] | None = None,
+    summary: bool = False,
+    no_grad: bool = False,
+    **kwargs: Any,
+) -> Trace:
+    """Run a model once on its inputs and return its graph; the model is left as it was.
+
+    ``model`` is a module or a function of torch tensors; other keywords are inputs too. ``backward`` runs the
+    backward pass from ``loss(output)`` and measures gradients, ``summary`` measures every value. In place of a
+    model, a tensor gives the graph behind it (``model=`` then lends names to its parameters), and an exported
+    program or an fx graph gives its own.
+    """
+    from clew.capture.torch.trace import TraceOptions, trace_any
+
+    options = TraceOptions(backward=backward, loss=loss, summary=summary, no_grad=no_grad)
+    return as_trace(trace_any(model, inputs, kwargs, options))
+
+
+def as_trace(graph: Graph) -> Trace:
+    """Return a plain graph with the ways to look at it."""
+    parts = (
+        graph.name,
+        graph.operations,
+        graph.tensors,
+        graph.modules,
+        graph.inputs,
+        graph.outputs,
+        graph.notes,
+    )
+    return Trace(*parts)
+
+
+def _pictures() -> Any:
+    return import_module("clew.render.graph_picture")

@@ -1,0 +1,224 @@
+"""From what a pass left in the recorder to the graph: names, arguments, sources, costs."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import math
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from clew.capture.torch.trace_cost import Call, count_bytes, count_macs
+from clew.capture.torch.trace_function import name_arguments
+from clew.capture.torch.trace_recorder import Ref
+from clew.model.graph import Graph, ModuleNode, Operation, TensorNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from clew.capture.torch.trace_recorder import OperationRecorder, RawOperation, RawTensor
+
+_LONGEST: Final = 8
+"""Tuples of at most so many plain values are shown as arguments."""
+
+
+class Measures:
+    """Statistics of values and of gradients, by the number of the tensor."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, dict[str, float]] = {}
+        self.grads: dict[int, dict[str, float]] = {}
+
+
+def build_graph(
+    recorder: OperationRecorder,
+    name: str,
+    *,
+    inputs: Iterable[int],
+    outputs: Iterable[int],
+    notes: Iterable[str] = (),
+    measures: Measures | None = None,
+) -> Graph:
+    """Return the graph of a recorded pass; parameters that took no part are in it too."""
+    add_unused(recorder)
+    builder = _Builder(recorder, measures or Measures())
+    return Graph(
+        name=name,
+        operations=builder.operations(),
+        tensors=builder.tensors,
+        modules=_modules(recorder),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        notes=tuple(notes),
+    )
+
+
+def add_unused(recorder: OperationRecorder) -> None:
+    """Bring the parameters and buffers that no operation read into the graph."""
+    for named in list(recorder.names.tensors.values()):
+        recorder.add_fixed(named.tensor, named.role, named.names[0])
+
+
+def name_operations(recorder: OperationRecorder) -> list[str]:
+    """Return a name for each operation that no other has.
+
+    The only operation of a module that has no modules inside bears the module's name; others add their kind.
+    Further calls of a module are told apart by ``#1``, ``#2`` …, repeats within a call by ``_1``, ``_2`` …
+    """
+    sizes = Counter((operation.site, operation.call) for operation in recorder.operations)
+    leaves = {path for path, module in recorder.names.modules.items() if not module._modules}
+    taken: Counter[str] = Counter()
+    names = []
+    for operation in recorder.operations:
+        place = (operation.site, operation.call)
+        stem = f"{operation.site}#{operation.call}" if operation.call else operation.site
+        if not operation.site or operation.site not in leaves or sizes[place] > 1:
+            stem = f"{stem}.{operation.op}".lstrip(".")
+        names.append(f"{stem}_{taken[stem]}" if taken[stem] else stem)
+        taken[stem] += 1
+    return names
+
+
+class SourceNames:
+    """Turns files and lines into ``model.py:41`` and the text of that line, each file looked up once."""
+
+    def __init__(self) -> None:
+        self._home = os.getcwd() + os.sep  # noqa: PTH109 - text is what is compared
+        self._files: dict[str, str] = {}
+
+    def place(self, source: tuple[str, int] | None) -> str:
+        """Return file and line, the file relative to the working directory where it is below it."""
+        if source is None:
+            return ""
+        file, line = source
+        short = self._files.get(file)
+        if short is None:
+            short = self._files[file] = file.removeprefix(self._home)
+        return f"{short}:{line}"
+
+    def code(self, source: tuple[str, int] | None) -> str:
+        """Return the line itself, empty where the file cannot be read."""
+        return linecache.getline(*source).strip() if source else ""
+
+
+class _Builder:
+    """Holds what every tensor and operation of one graph needs to get its final form."""
+
+    def __init__(self, recorder: OperationRecorder, measures: Measures) -> None:
+        self._raws = recorder.operations
+        self._names = name_operations(recorder)
+        self._aliases = recorder.names.aliases
+        self._sources = SourceNames()
+        self._measures = measures
+        self.tensors = tuple(self._tensor(number, raw) for number, raw in enumerate(recorder.tensors))
+
+    def _tensor(self, number: int, raw: RawTensor) -> TensorNode:
+        name = raw.name or "constant"
+        if raw.producer >= 0:
+            name = self._names[raw.producer] + (f":{raw.index}" if raw.index else "")
+        return TensorNode(
+            id=number,
+            name=name,
+            role=raw.role,
+            shape=tuple([int(size) for size in raw.shape]),
+            dtype=_short(raw.dtype),
+            device=str(raw.device),
+            needs_grad=raw.needs_grad,
+            producer=raw.producer,
+            stats=self._measures.values.get(number),
+            grad_stats=self._measures.grads.get(number),
+            aliases=self._aliases.get(raw.name, ()) if raw.role in ("param", "buffer") else (),
+            source=self._sources.place(raw.source),
+        )
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Return the operations, each as deep as its deepest input."""
+        depths: list[int] = []
+        built = []
+        for number, raw in enumerate(self._raws):
+            makers = [self.tensors[each].producer for each in raw.inputs]
+            depths.append(1 + max((depths[maker] for maker in makers if maker >= 0), default=-1))
+            built.append(self._operation(number, raw, depths[number]))
+        return tuple(built)
+
+    def _operation(self, number: int, raw: RawOperation, depth: int) -> Operation:
+        inputs = [self.tensors[each] for each in raw.inputs]
+        outputs = [self.tensors[each] for each in raw.outputs]
+        named = name_arguments(raw.function, raw.args, raw.kwargs)
+        return Operation(
+            id=number,
+            name=self._names[number],
+            op=raw.op,
+            inputs=tuple(raw.inputs),
+            outputs=tuple(raw.outputs),
+            args=plain_arguments(named),
+            site=raw.site,
+            call=raw.call,
+            source=self._sources.place(raw.source),
+            code=self._sources.code(raw.source),
+            needs_grad=any(tensor.needs_grad for tensor in outputs),
+            depth=depth,
+            macs=count_macs(raw.op, Call(named, inputs, outputs)),
+            bytes=count_bytes(raw.op, inputs, outputs, is_view=raw.is_view),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def plain_arguments(named: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are numbers, texts or small tuples of them; tensors are inputs instead."""
+    shown = {}
+    for key, value in named.items():
+        plain = _plain(value)
+        if plain is not None:
+            shown[key] = plain
+    return shown
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, Ref):
+        return None
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, slice):
+        return _slice_text(value)
+    if isinstance(value, tuple):
+        if len(value) > _LONGEST or (value and all(isinstance(each, Ref) for each in value)):
+            return None
+        return tuple("tensor" if isinstance(each, Ref) else _plain(each) for each in value)
+    return repr(value)
+
+
+def _slice_text(value: slice) -> str:
+    start, stop = ("" if each is None else str(each) for each in (value.start, value.stop))
+    return f"{start}:{stop}" if value.step is None else f"{start}:{stop}:{value.step}"
+
+
+def _modules(recorder: OperationRecorder) -> tuple[ModuleNode, ...]:
+    order = {path: number for number, path in enumerate(recorder.calls)}
+    own: dict[str, list[torch.Tensor]] = {}
+    for named in recorder.names.tensors.values():
+        if named.role == "param":
+            own.setdefault(named.owner, []).append(named.tensor)
+    return tuple(
+        ModuleNode(
+            path=path,
+            type=f"{type(module).__module__}.{type(module).__qualname__}",
+            parameters=sum(count(tensor) for tensor in own.get(path, ())),
+            trainable=sum(count(tensor) for tensor in own.get(path, ()) if tensor.requires_grad),
+            calls=recorder.calls.get(path, 0),
+            order=order.get(path, -1),
+        )
+        for path, module in recorder.names.modules.items()
+    )
+
+
+def count(tensor: torch.Tensor) -> int:
+    """Return the number of elements of a parameter."""
+    return math.prod(tensor.shape)

@@ -1,0 +1,131 @@
+"""Running a model without leaving a trace: buffers, attributes, random states and gradients come back."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.parameter import is_lazy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_MACHINERY: Final = frozenset(vars(torch.nn.Module())) - {"training"}
+"""What every module has for itself: registries of parameters, buffers, modules and hooks."""
+
+
+@contextlib.contextmanager
+def unchanged(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put buffers, plain attributes, modes and random states back when the block ends, however it ends."""
+    kept = [_KeptModule(module) for module in modules]
+    with kept_random_state():
+        try:
+            yield
+        finally:
+            for each in kept:
+                each.restore()
+
+
+class _KeptModule:
+    """A module with what it held of its own: references to everything, copies of the buffers' values."""
+
+    __slots__ = ("attributes", "buffers", "copies", "module", "parameters")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.attributes = {name: value for name, value in vars(module).items() if name not in _MACHINERY}
+        self.parameters = dict(module._parameters)
+        self.buffers = dict(module._buffers)
+        present = [buffer for buffer in self.buffers.values() if buffer is not None and not is_lazy(buffer)]
+        self.copies = [(buffer, buffer.detach().clone(), version_of(buffer)) for buffer in present]
+
+    def restore(self) -> None:
+        """Give the module back what it held."""
+        if not self._was_lazy():
+            attributes = vars(self.module)
+            for name in [
+                name for name in attributes if name not in _MACHINERY and name not in self.attributes
+            ]:
+                del attributes[name]
+            attributes.update(self.attributes)
+            _put_back(self.module._parameters, self.parameters)
+            _put_back(self.module._buffers, self.buffers)
+        for tensor, copy, version in self.copies:
+            if version < 0 or tensor._version != version:
+                write_back(tensor, copy, version)
+
+    def _was_lazy(self) -> bool:
+        """Whether the first input gave the module its shape; undoing half of that would break it."""
+        held = (*self.parameters.values(), *self.buffers.values())
+        return any(is_lazy(tensor) for tensor in held if tensor is not None)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written to, -1 for one of inference mode, which does not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _put_back(registry: dict[str, Any], before: Mapping[str, Any]) -> None:
+    if list(registry) != list(before) or any(registry[name] is not before[name] for name in before):
+        registry.clear()
+        registry.update(before)
+
+
+def write_back(tensor: torch.Tensor, copy: torch.Tensor, version: int) -> None:
+    """Give a tensor its old values, so that autograd does not take it for changed."""
+    with torch.no_grad():
+        tensor.copy_(copy)
+    # A graph the user still holds may have saved this tensor: to it, nothing has happened.
+    if version < 0:
+        return
+    with contextlib.suppress(AttributeError, RuntimeError):
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Put the random states of torch, its devices, numpy and Python back when the block ends."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    torch_state = torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if _uses_cuda() else []
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def kept_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Take ``.grad`` away for the block and give the same tensors back when it ends."""
+    kept = [(parameter, parameter.grad) for parameter in parameters]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in kept:
+            parameter.grad = grad
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Let compiled modules run as they were written: a compiled one has no operations to look at."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
