@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 import pytest
+import torch._dynamo  # noqa: F401 - wraps torch.manual_seed when first imported, which is not of our doing
 
 from clew.capture.settings import Settings
 from clew.capture.torch.session import TorchSession

@@ -149,7 +149,7 @@ def test_hand_written_updates_are_steps_too(record):
             model(torch.randn(5, 4)).square().mean().backward()
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(0.1 * parameter.grad)
                     parameter.grad = None
     assert memory.steps == [0, 1, 2]
     assert [len(memory.rows(kind="grad", step=step)) for step in memory.steps] == [2, 2, 2]

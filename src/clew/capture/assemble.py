@@ -6,10 +6,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from clew.model.schema import KIND_INDEX
 from clew.stats import reference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+SITE_SHIFT: Final = 32
+KIND_SHIFT: Final = 24
+MODE_SHIFT: Final = 16
+ORDINAL_MASK: Final = 0xFFFF
+"""A row's key is one integer: site, kind, mode and ordinal side by side."""
+
+_GRAD: Final = KIND_INDEX["grad"]
 
 DROPPED: Final = -1
 """The key of a row that could not be measured."""
@@ -33,9 +42,45 @@ class Columns(NamedTuple):
         )
 
 
-def copy_rows(columns: Columns, copies: list[tuple[int, int]]) -> None:
+class Layout:
+    """Which row is what, decoded from the keys; a loop leaves the same rows step after step, so it is kept."""
+
+    __slots__ = (
+        "copies",
+        "grads",
+        "keys",
+        "kinds",
+        "modes",
+        "ordinals",
+        "packed",
+        "sites",
+        "sources",
+        "targets",
+    )
+
+    def __init__(self, keys: list[int], copies: list[tuple[int, int]]) -> None:
+        self.keys = keys
+        self.copies = copies
+        self.packed = np.array(keys, dtype=np.int64)
+        self.targets, self.sources = np.array(copies, dtype=np.intp).reshape(-1, 2).T
+        self.decode(self.packed)
+
+    def decode(self, packed: NDArray[np.int64]) -> None:
+        """Take the parts of the keys apart."""
+        self.sites = (packed >> SITE_SHIFT).astype(np.int32)
+        self.kinds = (packed >> KIND_SHIFT & 0xFF).astype(np.int8)
+        self.modes = (packed >> MODE_SHIFT & 0xFF).astype(np.int8)
+        self.ordinals = (packed & ORDINAL_MASK).astype(np.int16)
+        self.grads = np.flatnonzero(self.kinds == _GRAD)
+
+    def fits(self, keys: list[int], copies: list[tuple[int, int]]) -> bool:
+        """Return whether a step left the same rows."""
+        return keys == self.keys and copies == self.copies
+
+
+def copy_rows(columns: Columns, layout: Layout) -> None:
     """Fill rows that repeat an earlier row: several sites, one tensor."""
-    to, source = np.array(copies, dtype=np.intp).T
+    to, source = layout.targets, layout.sources
     columns.values[to] = columns.values[source]
     if columns.hashes is not None:
         columns.hashes[to] = columns.hashes[source]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,8 +44,7 @@ class Site:
     trainable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     """One number of a step: ``loss``, ``lr``, ``time.forward`` …; ordinal tells several of one name apart."""
 
     name: str
@@ -83,8 +82,8 @@ class StepRecord:
     """Everything measured in one step, rows in order of execution (the row number is the sequence number).
 
     ``sites``, ``kinds``, ``ordinals``, ``modes``: one integer per row. ``values``: float64, one row of
-    ``STAT_NAMES`` each. ``hashes``: uint64 or None. ``hists``: uint32 of ``HIST_BINS`` or None. Arrays belong to
-    the receiver: the sender never touches them again.
+    ``STAT_NAMES`` each. ``hashes``: uint64 or None. ``hists``: uint32 of ``HIST_BINS`` or None. The sender
+    never touches the arrays again; the integer ones may be shared between records, so nobody writes into them.
     """
 
     step: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from time import perf_counter
@@ -10,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from clew.capture.assemble import DROPPED, Columns, copy_rows, drop_unseen, merge_repeats
+from clew.capture.assemble import (
+    DROPPED,
+    KIND_SHIFT,
+    SITE_SHIFT,
+    Columns,
+    Layout,
+    copy_rows,
+    drop_unseen,
+    merge_repeats,
+)
 from clew.capture.clock import CLEW, StepClock
 from clew.capture.guard import Guard
 from clew.capture.schedule import Schedule
@@ -31,23 +41,19 @@ if TYPE_CHECKING:
     from clew.model.record import Batch
     from clew.model.sink import Sink
 
-_SITE_SHIFT: Final = 32
-_KIND_SHIFT: Final = 24
-_MODE_SHIFT: Final = 16
-_ORDINAL_MASK: Final = 0xFFFF
 _STEPS_AFTER_FINDING: Final = 3
 _MEMORY_SECONDS: Final = 0.2
 
-KIND_OUTPUT: Final = KIND_INDEX["output"] << _KIND_SHIFT
-KIND_INPUT: Final = KIND_INDEX["input"] << _KIND_SHIFT
-KIND_GRAD_OUTPUT: Final = KIND_INDEX["grad_output"] << _KIND_SHIFT
-KIND_PARAM: Final = KIND_INDEX["param"] << _KIND_SHIFT
-KIND_GRAD: Final = KIND_INDEX["grad"] << _KIND_SHIFT
-KIND_UPDATE: Final = KIND_INDEX["update"] << _KIND_SHIFT
-KIND_BUFFER: Final = KIND_INDEX["buffer"] << _KIND_SHIFT
-KIND_STATE: Final = KIND_INDEX["state"] << _KIND_SHIFT
-KIND_LOSS: Final = KIND_INDEX["loss"] << _KIND_SHIFT
-KIND_BATCH: Final = KIND_INDEX["batch"] << _KIND_SHIFT
+KIND_OUTPUT: Final = KIND_INDEX["output"] << KIND_SHIFT
+KIND_INPUT: Final = KIND_INDEX["input"] << KIND_SHIFT
+KIND_GRAD_OUTPUT: Final = KIND_INDEX["grad_output"] << KIND_SHIFT
+KIND_PARAM: Final = KIND_INDEX["param"] << KIND_SHIFT
+KIND_GRAD: Final = KIND_INDEX["grad"] << KIND_SHIFT
+KIND_UPDATE: Final = KIND_INDEX["update"] << KIND_SHIFT
+KIND_BUFFER: Final = KIND_INDEX["buffer"] << KIND_SHIFT
+KIND_STATE: Final = KIND_INDEX["state"] << KIND_SHIFT
+KIND_LOSS: Final = KIND_INDEX["loss"] << KIND_SHIFT
+KIND_BATCH: Final = KIND_INDEX["batch"] << KIND_SHIFT
 
 
 class Recorder:
@@ -96,6 +102,7 @@ class Recorder:
         self.hists = settings.histograms
         self._memory_at = 0.0
         self._copies: list[tuple[int, int]] = []
+        self._layout = Layout([], [])
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
 
@@ -105,7 +112,7 @@ class Recorder:
         """Measure a tensor into the next row and return the row, or -1 where it cannot be seen."""
         keys = self.keys
         row = len(keys)
-        keys.append(site << _SITE_SHIFT | tag)
+        keys.append(site << SITE_SHIFT | tag)
         try:
             self.rows.measure(tensor, row, hash=self.hashes, hist=self.hists)
         except BaseException as error:
@@ -123,7 +130,7 @@ class Recorder:
         if not tensors:
             return
         first = len(self.keys)
-        self.keys += [site << _SITE_SHIFT | tag for site in sites]
+        self.keys += [site << SITE_SHIFT | tag for site in sites]
         failures = self.rows.measure_many(tensors, first, hash=self.hashes, hist=self.hists)
         self._drop_failures(first, sites, failures)
         for tensor, site in zip(tensors, sites, strict=True):
@@ -133,7 +140,7 @@ class Recorder:
     def measure_updates(self, new: list[torch.Tensor], old: list[torch.Tensor], sites: list[int]) -> None:
         """Measure what a step did to parameters; the old values are overwritten with the new."""
         first = len(self.keys)
-        self.keys += [site << _SITE_SHIFT | KIND_UPDATE for site in sites]
+        self.keys += [site << SITE_SHIFT | KIND_UPDATE for site in sites]
         failures = self.rows.measure_updates(new, old, first_row=first, hash=self.hashes, hist=self.hists)
         self._drop_failures(first, sites, failures)
 
@@ -154,7 +161,7 @@ class Recorder:
         if self.sites.shapes[site] != tensor.shape:
             self.describe(site, tensor)
         copy = len(self.keys)
-        self.keys.append(site << _SITE_SHIFT | tag)
+        self.keys.append(site << SITE_SHIFT | tag)
         self._copies.append((copy, row))
         return copy
 
@@ -251,28 +258,28 @@ class Recorder:
             self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
 
     def _build_record(self) -> StepRecord:
+        layout = self._layout
+        if not layout.fits(self.keys, self._copies):
+            layout = self._layout = Layout(self.keys, self._copies)
         self.rows.reserve(len(self.keys))
-        columns = Columns(np.array(self.keys, dtype=np.int64), *self.rows.take(len(self.keys)))
-        if self._copies:
-            copy_rows(columns, self._copies)
-        batches = self._stamp_batches(columns.hashes)
-        columns = drop_unseen(columns)
-        if self.has_repeats:
-            columns = merge_repeats(columns)
-        keys, values, hashes, hists = columns
-        kinds = (keys >> _KIND_SHIFT & 0xFF).astype(np.int8)
-        norm = values[kinds == KIND_INDEX["grad"], STAT_INDEX["l2"]]
-        if len(norm):
-            self.scalars.append(Scalar("grad_norm", float(np.sqrt(np.square(norm).sum()))))
+        columns = Columns(layout.packed, *self.rows.take(len(self.keys)))
+        copy_rows(columns, layout)
+        batches = self._stamp_batches(columns.hashes) if self.batches else ()
+        if self.has_repeats or DROPPED in self.keys:
+            columns = merge_repeats(drop_unseen(columns))
+            layout = Layout(columns.keys.tolist(), [])
+        if len(layout.grads):
+            norm = math.sqrt(np.square(columns.values[layout.grads, STAT_INDEX["l2"]]).sum())
+            self.scalars.append(Scalar("grad_norm", norm))
         return StepRecord(
             step=self.step,
-            sites=(keys >> _SITE_SHIFT).astype(np.int32),
-            kinds=kinds,
-            ordinals=(keys & _ORDINAL_MASK).astype(np.int16),
-            modes=(keys >> _MODE_SHIFT & 0xFF).astype(np.int8),
-            values=values,
-            hashes=hashes,
-            hists=hists,
+            sites=layout.sites,
+            kinds=layout.kinds,
+            ordinals=layout.ordinals,
+            modes=layout.modes,
+            values=columns.values,
+            hashes=columns.hashes,
+            hists=columns.hists,
             scalars=tuple(self.scalars),
             batches=batches,
             faults=self.guard.take(),
