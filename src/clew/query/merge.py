@@ -20,7 +20,7 @@ def derive(columns: Mapping[str, NDArray[Any]], stat: str) -> NDArray[Any]:
     """Return a statistic from the stored ones: counts as integers, values as float64."""
     if stat == "positive":
         rest = columns["nan"] + columns["zero"] + columns["negative"]
-        found = columns["count"] - rest
+        found: NDArray[Any] = columns["count"] - rest
     elif stat == "abs_max":
         found = np.maximum(np.abs(columns["min"]), np.abs(columns["max"]))
     else:

@@ -35,16 +35,18 @@ class SiteIndex:
 
     def _add_rank(self, rank: int, sites: list[Site]) -> None:
         joined = np.full(max((site.id for site in sites), default=-1) + 1, -1, np.int32)
-        new = [site for site in sites if site.name not in self._by_name]
-        for number, site in enumerate(new, start=len(self.sites)):
-            self._by_name[site.name] = replace(site, id=number)
+        numbers = {name: site.id for name, site in self._by_name.items()}
         for site in sites:
-            joined[site.id] = self._by_name[site.name].id
-        for site in new:
-            has_parent = 0 <= site.parent < len(joined)
-            known = replace(self._by_name[site.name], parent=int(joined[site.parent]) if has_parent else -1)
-            self._by_name[site.name] = known
-            self.sites.append(known)
+            joined[site.id] = numbers.setdefault(site.name, len(numbers))
+        for site in sites:
+            if site.name in self._by_name:
+                continue
+            number = numbers[site.name]
+            parent = int(joined[site.parent]) if 0 <= site.parent < len(joined) else -1
+            if (number, parent) != (site.id, site.parent):
+                site = replace(site, id=number, parent=parent)  # noqa: PLW2901 - the same site, as the run numbers it
+            self._by_name[site.name] = site
+            self.sites.append(site)
         self._joined[rank] = joined
         self._local[rank] = {int(number): local for local, number in enumerate(joined) if number >= 0}
 

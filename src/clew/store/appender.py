@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from clew.store import layout, tables
 
@@ -38,11 +38,9 @@ class Appender:
         self.sealed_bytes = 0
         self._waiting: deque[tuple[int, int]] = deque()
         self._sealing = threading.Lock()
+        self._schema: Any = None
         self._generation = 0
         self._descriptor = -1
-        self._start_tail()
-
-    def _start_tail(self) -> None:
         self._size = self._rows = self._batches = 0
 
     @property
@@ -57,23 +55,32 @@ class Appender:
 
     def append(self, columns: Columns) -> None:
         """Append rows as one batch; when the disk refuses, OSError goes on and no piece of the batch stays."""
-        data = tables.encode_batch(self.spec, columns)
+        schema = tables.choose_schema(self.spec, columns, self._schema)
+        if schema != self._schema:
+            self.rotate()
+            self._schema = schema
+        data = tables.encode_batch(schema, columns)
         if self._descriptor < 0:
             path = layout.tail_path(self.folder, self._generation)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-            data = tables.tail_header(self.spec) + data
-        try:
-            _write_all(self._descriptor, data)
-        except OSError:
-            os.ftruncate(self._descriptor, self._size)
-            raise
-        self._size += len(data)
+            self._write(tables.tail_header(schema))
+        self._write(data)
         self._rows += len(columns["step"])
         self._batches += 1
         if self._rows >= self.part_rows or self._size >= self.part_bytes:
             self.rotate()
         elif self._batches >= MERGE_AFTER and self._size < self._batches * SMALL_BATCH:
             self._merge_tail()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(data)
 
     def rotate(self) -> None:
         """End the growing tail: it waits to be sealed and the next row starts a new generation."""
@@ -82,7 +89,7 @@ class Appender:
         self.release()
         self._waiting.append((self._generation, self._size))
         self._generation += 1
-        self._start_tail()
+        self._size = self._rows = self._batches = 0
 
     def release(self) -> None:
         """Close the growing tail's file without touching what is in it."""
@@ -96,7 +103,7 @@ class Appender:
         batches = tables.decode_tail(self.spec, path.read_bytes()).batches
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            temporary.write_bytes(tables.tail_header(self.spec) + tables.merge_batches(self.spec, batches))
+            temporary.write_bytes(tables.merge_batches(batches))
             descriptor = os.open(temporary, os.O_WRONLY | os.O_APPEND)
             temporary.replace(path)
         except OSError:
@@ -116,9 +123,3 @@ class Appender:
                 self.sealed_bytes += tables.seal(self.spec, tail, layout.part_path(self.folder, generation))
                 tail.unlink()
                 self._waiting.popleft()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

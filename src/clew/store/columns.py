@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clew.model.schema import COUNT_STATS, HIST_BINS, STAT_INDEX, VALUE_STATS
+from clew.model.schema import COUNT_STATS, HIST_BINS, STAT_INDEX, STAT_NAMES
 from clew.store import histogram
 from clew.store.tables import STORED_STATS, Columns
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from clew.model.record import StepRecord
 
 _HASH_MASK = (1 << 64) - 1
-_LARGEST = np.finfo(np.float32).max
-_SMALLEST = np.finfo(np.float32).smallest_subnormal
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def record_bytes(record: StepRecord) -> int:
@@ -40,41 +40,55 @@ def _stats_columns(records: Sequence[StepRecord]) -> Columns:
     if not records:
         return {"step": np.zeros(0, np.int64)}
     lengths = [len(record) for record in records]
-    columns: Columns = {
+    return {
         "step": np.repeat(np.array([record.step for record in records], np.int64), lengths),
         "seq": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
         "site": _joined([record.sites for record in records], np.int32),
         "kind": _joined([record.kinds for record in records], np.int8),
         "ordinal": _joined([record.ordinals for record in records], np.int16),
         "mode": _joined([record.modes for record in records], np.int8),
+        **_statistics(records, sum(lengths)),
         "hash": _hashes(records),
         "hist": _histograms(records),
     }
-    values = np.concatenate([record.values for record in records])
-    for name in COUNT_STATS:
-        if name in STORED_STATS:
-            columns[name] = values[:, STAT_INDEX[name]].astype(np.int64)
-    for name in VALUE_STATS:
-        if name in STORED_STATS:
-            columns[name] = narrow(values[:, STAT_INDEX[name]])
-    return columns
 
 
 def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
     return np.concatenate(arrays).astype(dtype, copy=False)
 
 
+def _statistics(records: Sequence[StepRecord], rows: int) -> Columns:
+    """Return a contiguous column for each stored statistic.
+
+    One record at a time is turned on its side, while it is still in the processor's cache.
+    """
+    sideways = np.empty((len(STAT_NAMES), rows))
+    start = 0
+    for record in records:
+        end = start + len(record)
+        sideways[:, start:end] = record.values.T
+        start = end
+    columns: Columns = {}
+    for name in STORED_STATS:
+        values = sideways[STAT_INDEX[name]]
+        columns[name] = values.astype(np.int64) if name in COUNT_STATS else narrow(values)
+    return columns
+
+
 def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return float32 of the same kind: what is finite stays finite, and what is not zero stays not zero."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         small = values.astype(np.float32)
-    overflowed = np.isinf(small) & np.isfinite(values)
-    if overflowed.any():
-        small[overflowed] = np.copysign(_LARGEST, values[overflowed])
-    vanished = (small == 0) & (values != 0)
-    if vanished.any():
-        small[vanished] = np.copysign(_SMALLEST, values[vanished])
+    suspects = np.flatnonzero((small == 0) | np.isinf(small))
+    exact = values[suspects]
+    fixed = np.where(np.isfinite(exact) & (exact != 0), np.copysign(_limits(exact), exact), exact)
+    small[suspects] = fixed
     return small
+
+
+def _limits(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest float32 for large magnitudes and the smallest one for small ones."""
+    return np.where(np.abs(values) > 1, _LARGEST, _SMALLEST)
 
 
 def _hashes(records: Sequence[StepRecord]) -> NDArray[np.uint64] | None:

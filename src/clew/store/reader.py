@@ -28,7 +28,8 @@ class _Tail:
     """A tail as far as it was read: the next read goes on from there."""
 
     identity: tuple[int, int]
-    end: int
+    header: bytes = b""
+    end: int = 0
     batches: list[Any] = field(default_factory=list)
 
 
@@ -39,7 +40,6 @@ class TableReader:
         self.spec = spec
         self.folder = rank_folder / spec.name
         self._problems = problems
-        self._header = tables.tail_header(spec)
         self._parts: dict[int, tables.Part | None] = {}
         self._tails: dict[int, _Tail] = {}
         self.refresh()
@@ -69,7 +69,7 @@ class TableReader:
                 identity = (status.st_dev, status.st_ino)
                 tail = self._tails.get(generation)
                 if tail is None or tail.identity != identity:
-                    tail = self._tails[generation] = _Tail(identity, 0)
+                    tail = self._tails[generation] = _Tail(identity)
                 file.seek(tail.end)
                 data = file.read(max(status.st_size - tail.end, 0))
         except FileNotFoundError:
@@ -80,11 +80,10 @@ class TableReader:
         self._take(tail, data, path)
 
     def _take(self, tail: _Tail, data: bytes, path: Path) -> None:
-        is_first = tail.end == 0
-        content = tables.decode_tail(self.spec, data if is_first else self._header + data)
+        content = tables.decode_tail(self.spec, tail.header + data)
         tail.batches += content.batches
-        if content.end:
-            tail.end += content.end - (0 if is_first else len(self._header))
+        tail.end += max(content.end - len(tail.header), 0)
+        tail.header = tail.header or data[: content.start]
         if content.damage:
             self._note(path, content.damage)
 
@@ -111,18 +110,20 @@ class TableReader:
     @property
     def pairs(self) -> set[tuple[int, int]]:
         """Which kinds were recorded at which sites, as numbers."""
-        found = {pair for part in self._parts.values() if part is not None for pair in part.pairs}
-        return found.union(*(tables.batch_pairs(tail.batches) for tail in self._tails.values()))
+        listed = {part.recorded for part in self._parts.values() if part is not None}
+        found = [tables.read_pairs(recorded) for recorded in listed]
+        found += [tables.batch_pairs(tail.batches) for tail in self._tails.values()]
+        return set().union(*found)
 
     def read(self, columns: Sequence[str], rows: Rows = Rows()) -> Columns:  # noqa: B008 - Rows is frozen
         """Return columns of the wanted rows, part after part: inside a part sorted, all parts in order of steps."""
         pieces = [self._read_part(generation, columns, rows) for generation in sorted(self._parts)]
         for generation in sorted(self._tails):
             batches = self._tails[generation].batches
-            pieces.append(tables.select_rows(batches, columns, rows) if batches else None)
+            pieces.append(tables.select_rows(self.spec, batches, columns, rows) if batches else None)
         found = [piece for piece in pieces if piece is not None]
         if not found:
-            found = [tables.select_rows([tables.empty_batch(self.spec)], columns, rows)]
+            found = [tables.select_rows(self.spec, [], columns, rows)]
         return {name: _join([piece[name] for piece in found]) for name in columns}
 
     def _read_part(self, generation: int, columns: Sequence[str], rows: Rows) -> Columns | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -51,16 +51,16 @@ class Rows:
             masks.append(np.logical_or.reduce([columns[name] > 0 for name in NONFINITE]))
         return np.logical_and.reduce(masks) if masks else None
 
-    def excludes(self, bounds: Mapping[str, tuple[Any, Any]]) -> bool:
-        """Say whether no row between these smallest and largest values can be wanted."""
+    def excludes(self, bounds: Callable[[str], tuple[Any, Any] | None]) -> bool:
+        """Say whether no row can be wanted, given the smallest and largest value of a column (None: not known)."""
         for column, wanted in self._listed():
-            low, high = bounds.get(column, (None, None))
-            if low is not None and not any(low <= value <= high for value in wanted):
+            found = bounds(column)
+            if found is not None and not any(found[0] <= value <= found[1] for value in wanted):
                 return True
-        first, last = bounds.get("step", (None, None))
-        if first is not None and not self.overlaps(first, last):
+        steps = bounds("step") if self.first is not None or self.last is not None else None
+        if steps is not None and not self.overlaps(*steps):
             return True
-        return self.nonfinite and all(bounds.get(name, (0, 1))[1] == 0 for name in NONFINITE)
+        return self.nonfinite and all((bounds(name) or (0, 1))[1] == 0 for name in NONFINITE)
 
     def overlaps(self, first: int, last: int) -> bool:
         """Say whether any step from ``first`` to ``last`` is wanted."""

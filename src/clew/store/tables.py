@@ -12,6 +12,7 @@ import os
 import re
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,7 +32,7 @@ from clew.model.schema import (
 from clew.store.rows import NONFINITE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from clew.store.rows import Rows
@@ -48,13 +49,19 @@ ReadError = (pa.ArrowException, OSError, ValueError)
 
 @dataclass(frozen=True)
 class TableSpec:
-    """How one table looks on disk: columns, the order of rows in a part, encodings, columns with statistics."""
+    """How one table looks on disk: columns, the order of rows in a part, encodings, columns with statistics.
+
+    A part always has all columns. A tail leaves out the ``sparse`` ones while they hold nothing but zeros, and keeps
+    the ``counts`` in 32 bits while they fit.
+    """
 
     name: str
     schema: pa.Schema
     sort_by: tuple[str, ...]
     encodings: dict[str, str]
     searched: tuple[str, ...]
+    counts: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
 
 
 def _metadata(**extra: str) -> dict[bytes, bytes]:
@@ -79,6 +86,8 @@ def _stats_spec() -> TableSpec:
         ("site", "kind", "ordinal", "step", "seq"),
         encodings,
         ("step", "site", "kind", *NONFINITE),
+        counts=tuple(counts),
+        sparse=(*NONFINITE, "hash", "hist"),
     )
 
 
@@ -129,24 +138,51 @@ TABLES: Final = (STATS, SCALARS, BATCHES)
 # --- the tail ---------------------------------------------------------------------------------------------------
 
 
-def tail_header(spec: TableSpec) -> bytes:
+def choose_schema(spec: TableSpec, columns: Mapping[str, Any], before: pa.Schema | None) -> pa.Schema:
+    """Return the columns a tail needs for these rows, never fewer or narrower than those of the tail before."""
+    fields = []
+    types = dict(zip(before.names, before.types, strict=True)) if before is not None else {}
+    for field in spec.schema:
+        known = types.get(field.name)
+        is_needed = field.name not in spec.sparse or _has_content(columns.get(field.name))
+        if not is_needed and known is None:
+            continue
+        is_wide = known == field.type
+        if field.name in spec.counts and not is_wide and _fits_32_bits(columns.get(field.name)):
+            fields.append(field.with_type(pa.uint32()))
+        else:
+            fields.append(field)
+    return pa.schema(fields, spec.schema.metadata)
+
+
+def _has_content(column: Any) -> bool:
+    return column is not None and (isinstance(column, tuple) or bool(column.any()))
+
+
+def _fits_32_bits(column: Any) -> bool:
+    return column is None or not len(column) or int(column.max()) < 1 << 32
+
+
+def tail_header(schema: pa.Schema) -> bytes:
     """Return the bytes a tail begins with: its schema."""
-    return bytes(spec.schema.serialize())
+    return bytes(schema.serialize())
 
 
-def encode_batch(spec: TableSpec, columns: Mapping[str, Any]) -> bytes:
+def encode_batch(schema: pa.Schema, columns: Mapping[str, Any]) -> memoryview:
     """Return the bytes of one flush, ready to be appended to a tail, with a checksum."""
-    arrays = [_to_arrow(columns.get(field.name), field, len(columns["step"])) for field in spec.schema]
-    return _message(spec, pa.RecordBatch.from_arrays(arrays, schema=spec.schema))
+    arrays = [_to_arrow(columns.get(field.name), field, len(columns["step"])) for field in schema]
+    return _message(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
-def _message(spec: TableSpec, batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(sink, spec.schema)
+def _message(batch: pa.RecordBatch) -> memoryview:
+    header = batch.schema.serialize().size
+    space = pa.allocate_buffer(header + pa.ipc.get_record_batch_size(batch) + 4096)
+    sink = pa.FixedSizeBufferWriter(space)
+    writer = pa.ipc.new_stream(sink, batch.schema)
     writer.write_batch(batch, custom_metadata={"crc": str(_checksum(batch))})
     end = sink.tell()  # without the end-of-stream mark that closing adds: the tail goes on
     writer.close()
-    return bytes(sink.getvalue()[len(tail_header(spec)) : end])
+    return memoryview(space)[header:end]
 
 
 def _checksum(batch: pa.RecordBatch) -> int:
@@ -172,15 +208,18 @@ def _to_arrow(column: Any, field: pa.Field, rows: int) -> pa.Array:
         return pa.Array.from_buffers(field.type, rows, buffers)
     if field.nullable:  # zero stands for a missing hash
         return pa.array(column, field.type, mask=column == 0)
+    if isinstance(column, np.ndarray):
+        column = column.astype(field.type.to_pandas_dtype(), copy=False)
     return pa.array(column, field.type)
 
 
 @dataclass(frozen=True)
 class TailContent:
-    """What could be read of a tail: whole batches, where the next one will begin, and what is damaged."""
+    """What could be read of a tail: whole batches, where they begin and end, and what is damaged."""
 
     batches: list[pa.RecordBatch]
-    end: int
+    start: int = 0
+    end: int = 0
     damage: str = ""
 
 
@@ -191,12 +230,12 @@ def decode_tail(spec: TableSpec, data: pa.Buffer | bytes) -> TailContent:
     """Read the batches of a tail that starts with its header; a torn last batch is dropped in silence."""
     source = pa.BufferReader(data)
     batches: list[pa.RecordBatch] = []
-    end, damage = 0, ""
+    start, end, damage = 0, 0, ""
     try:
         reader = pa.ipc.open_stream(source)
-        if not reader.schema.equals(spec.schema):
-            return TailContent([], 0, "its columns are not those of this format")
-        end = source.tell()
+        if not set(reader.schema.names) <= set(spec.schema.names):
+            return TailContent([], damage="its columns are not those of this format")
+        start = end = source.tell()
         while True:
             batch, note = reader.read_next_batch_with_custom_metadata()
             if note is None or note.get(b"crc") != str(_checksum(batch)).encode():
@@ -209,27 +248,25 @@ def decode_tail(spec: TableSpec, data: pa.Buffer | bytes) -> TailContent:
     except ReadError as error:
         if not _TORN.search(str(error)):
             damage = f"unreadable from byte {end} on ({_first_line(error)})"
-    return TailContent(batches, end, damage)
+    return TailContent(batches, start, end, damage)
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def merge_batches(spec: TableSpec, batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Return one batch with the rows of many: a tail of many small flushes stays quick to read."""
-    table = pa.Table.from_batches(batches, spec.schema).combine_chunks()
-    return b"".join(_message(spec, batch) for batch in table.to_batches())
+def merge_batches(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Return a tail with the rows of many batches in one: a tail of many small flushes stays quick to read."""
+    merged = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return b"".join([tail_header(batches[0].schema), *(_message(batch) for batch in merged)])
 
 
-def empty_batch(spec: TableSpec) -> pa.RecordBatch:
-    """Return a batch without rows, for tables in which nothing was recorded."""
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in spec.schema], schema=spec.schema)
-
-
-def select_rows(batches: Sequence[pa.RecordBatch], columns: Sequence[str], rows: Rows) -> Columns:
-    """Return columns of the wanted rows of a tail as numpy arrays."""
-    return _select(pa.Table.from_batches(batches).select(_needed(columns, rows)), columns, rows)
+def select_rows(
+    spec: TableSpec, batches: Sequence[pa.RecordBatch], columns: Sequence[str], rows: Rows
+) -> Columns:
+    """Return columns of the wanted rows of a tail as numpy arrays; without batches, columns of no rows."""
+    schema = batches[0].schema if batches else spec.schema
+    return _select(spec, pa.Table.from_batches(batches, schema), columns, rows)
 
 
 # --- the sealed part --------------------------------------------------------------------------------------------
@@ -240,16 +277,11 @@ def seal(spec: TableSpec, tail: Path, part: Path) -> int:
 
     The part appears under its name only when it is whole and on disk.
     """
-    with pa.memory_map(str(tail)) as source:
-        content = decode_tail(spec, source.read_buffer())
-        if content.damage or content.end != source.size():
-            raise ValueError(f"{tail} is not what was written: {content.damage or 'it is cut'}")
-        table = _sorted_table(spec, content.batches)
-        del content
+    columns, notes = _read_sorted(spec, tail)
     temporary = part.with_name(f".{part.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            _write_parquet(spec, table, file)
+            _write_part(spec, columns, file, notes=notes)
             file.flush()
             os.fsync(file.fileno())
         size = temporary.stat().st_size
@@ -260,60 +292,57 @@ def seal(spec: TableSpec, tail: Path, part: Path) -> int:
     return size
 
 
-def _write_parquet(spec: TableSpec, table: pa.Table, file: Any) -> None:
-    plain = [name for name in table.column_names if name not in spec.encodings]
-    pq.write_table(
-        table,
+def _read_sorted(spec: TableSpec, tail: Path) -> tuple[dict[str, pa.Array], dict[bytes, bytes]]:
+    """Return the columns a tail has in the order of a part, and what a reader wants to know without reading them."""
+    with pa.memory_map(str(tail)) as source:
+        content = decode_tail(spec, source.read_buffer())
+        if content.damage or content.end != source.size():
+            raise ValueError(f"{tail} is not what was written: {content.damage or 'it is cut'}")
+        table = pa.Table.from_batches(content.batches)
+        order = _order(spec, table)
+        scratch = np.empty(len(order), np.int64)
+        notes = {b"clew.steps": write_steps(batch_steps(content.batches)).encode()}
+        if "kind" in table.column_names:
+            pairs = sorted(batch_pairs(content.batches))
+            notes[b"clew.recorded"] = ",".join(f"{site}:{kind}" for site, kind in pairs).encode()
+        return {name: _sorted_column(table[name], order, scratch) for name in table.column_names}, notes
+
+
+def _sorted_column(column: pa.ChunkedArray, order: Any, scratch: Any) -> pa.Array:
+    if column.null_count or not pa.types.is_primitive(column.type):
+        return column.combine_chunks().take(pa.array(order))
+    # Chunks are joined in memory that is used again for each column: fresh pages cost more than the copy.
+    pieces = [chunk.to_numpy() for chunk in column.chunks]
+    joined = np.concatenate(pieces, out=scratch.view(pieces[0].dtype)[: len(order)])
+    return pa.array(joined[order])
+
+
+def _write_part(
+    spec: TableSpec, columns: dict[str, pa.Array], file: Any, *, notes: dict[bytes, bytes]
+) -> None:
+    """Write one row group after the other, so that only one is ever held in the wide form of the part."""
+    schema = spec.schema.with_metadata({**spec.schema.metadata, **notes})
+    with pq.ParquetWriter(
         file,
-        row_group_size=ROW_GROUP,
+        schema,
         compression="zstd",
         compression_level=1,
-        use_dictionary=plain,
+        use_dictionary=[name for name in schema.names if name not in spec.encodings],
         column_encoding=spec.encodings,
         write_statistics=list(spec.searched),
         write_page_checksum=True,
-    )
+    ) as writer:
+        for start in range(0, len(columns["step"]), ROW_GROUP):
+            group = {name: column.slice(start, ROW_GROUP) for name, column in columns.items()}
+            arrays = [_widen(group.get(field.name), field, len(group["step"])) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
-def _sorted_table(spec: TableSpec, batches: list[pa.RecordBatch]) -> pa.Table:
-    table = pa.Table.from_batches(batches, spec.schema)
-    order = _order(spec, table)
-    arrays = []
-    for field, column in zip(spec.schema, table.columns, strict=True):
-        if pa.types.is_primitive(field.type) and not field.nullable:
-            values = np.concatenate([chunk.to_numpy() for chunk in column.chunks])
-            arrays.append(pa.array(values[order]))
-        elif column.null_count == len(column):
-            arrays.append(pa.nulls(len(column), field.type))
-        else:
-            arrays.append(column.combine_chunks().take(pa.array(order)))
-    return pa.Table.from_arrays(arrays, schema=spec.schema.with_metadata(_part_metadata(spec, batches)))
-
-
-def _part_metadata(spec: TableSpec, batches: list[pa.RecordBatch]) -> dict[bytes, bytes]:
-    """Return what a reader wants to know of a part without reading its columns."""
-    metadata = {**spec.schema.metadata, b"clew.steps": write_steps(batch_steps(batches)).encode()}
-    if "kind" in spec.schema.names:
-        metadata[b"clew.recorded"] = ",".join(
-            f"{site}:{kind}" for site, kind in batch_pairs(batches)
-        ).encode()
-    return metadata
-
-
-def batch_steps(batches: Sequence[pa.RecordBatch]) -> Any:
-    """Return the steps that have a row in the batches, sorted."""
-    found = [np.unique(batch["step"].to_numpy()) for batch in batches]
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
-
-
-def batch_pairs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int]]:
-    """Return which kinds were recorded at which sites, sorted."""
-    found = [np.zeros(0, np.int64)]
-    found += [
-        np.unique(batch["site"].to_numpy().astype(np.int64) * 256 + batch["kind"].to_numpy())
-        for batch in batches
-    ]
-    return [divmod(pair, 256) for pair in np.unique(np.concatenate(found)).tolist()]
+def _widen(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
+    """Return a column in the type of the part, zeros or nulls where the tail left it out."""
+    if column is not None:
+        return column.cast(field.type)
+    return pa.nulls(rows, field.type) if field.nullable else pa.array(np.zeros(rows, np.int64))
 
 
 def _order(spec: TableSpec, table: pa.Table) -> Any:
@@ -335,6 +364,32 @@ def _sort_key(column: pa.ChunkedArray) -> Any:
         values = column.to_numpy()
     fits = len(values) == 0 or (values.min() >= 0 and values.max() < 65_536)
     return values.astype(np.uint16) if fits else values
+
+
+def _distinct(values: Any) -> Any:
+    """Return the values without repetition, sorted; quick where equal values stand together."""
+    is_new = np.ones(len(values), bool)
+    is_new[1:] = values[1:] != values[:-1]
+    return np.unique(values[is_new])
+
+
+def _pairs(sites: Any, kinds: Any) -> list[tuple[int, int]]:
+    """Return which kinds were recorded at which sites, sorted."""
+    keys = np.asarray(sites).astype(np.int64) * 256 + np.asarray(kinds)
+    if len(keys) and keys.max() < 1 << 22:
+        return [divmod(key, 256) for key in np.flatnonzero(np.bincount(keys)).tolist()]
+    return [divmod(key, 256) for key in np.unique(keys).tolist()]
+
+
+def batch_steps(batches: Sequence[pa.RecordBatch]) -> Any:
+    """Return the steps that have a row in the batches, sorted."""
+    found = [_distinct(batch["step"].to_numpy()) for batch in batches]
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def batch_pairs(batches: Sequence[pa.RecordBatch]) -> set[tuple[int, int]]:
+    """Return which kinds were recorded at which sites."""
+    return {pair for batch in batches for pair in _pairs(batch["site"], batch["kind"])}
 
 
 def write_steps(steps: Any) -> str:
@@ -367,14 +422,20 @@ class Part:
         if b"clew.steps" not in known:
             raise ValueError("it has no list of steps")
         self.steps = read_steps(known[b"clew.steps"].decode())
-        self._recorded = known.get(b"clew.recorded", b"").decode()
-        self._bounds: list[dict[str, tuple[Any, Any]]] | None = None
+        self.recorded = known.get(b"clew.recorded", b"").decode()
+        """Which kinds were recorded at which sites, as ``site:kind`` joined by commas."""
+        self._groups = [self.metadata.row_group(index) for index in range(self.metadata.num_row_groups)]
+        self._places = {name: index for index, name in enumerate(self.metadata.schema.names)}
 
     def read(self, columns: Sequence[str], rows: Rows) -> Columns | None:
         """Return columns of the wanted rows as numpy arrays, or None when there can be none."""
         if not len(self.steps) or not rows.overlaps(int(self.steps[0]), int(self.steps[-1])):
             return None
-        wanted = [index for index, bounds in enumerate(self.bounds) if not rows.excludes(bounds)]
+        wanted = [
+            index
+            for index, group in enumerate(self._groups)
+            if not rows.excludes(partial(self._bounds, group))
+        ]
         if not wanted:
             return None
         text = [field.name for field in self.spec.schema if pa.types.is_string(field.type)]
@@ -382,30 +443,20 @@ class Part:
             self.path, metadata=self.metadata, read_dictionary=text, page_checksum_verification=True
         ) as file:
             table = file.read_row_groups(wanted, columns=_needed(columns, rows), use_threads=False)
-        return _select(table, columns, rows)
+        return _select(self.spec, table, columns, rows)
 
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Which kinds were recorded at which sites."""
-        pairs = (pair.split(":") for pair in self._recorded.split(",") if pair)
-        return [(int(site), int(kind)) for site, kind in pairs]
-
-    @property
-    def bounds(self) -> list[dict[str, tuple[Any, Any]]]:
-        """Smallest and largest value of the searched columns, for each row group."""
-        if self._bounds is None:
-            names = self.metadata.schema.names
-            places = [(names.index(name), name) for name in self.spec.searched]
-            groups = (self.metadata.row_group(index) for index in range(self.metadata.num_row_groups))
-            self._bounds = [dict(_column_bounds(group, places)) for group in groups]
-        return self._bounds
+    def _bounds(self, group: Any, column: str) -> tuple[Any, Any] | None:
+        """Return the smallest and largest value of a column in a row group, None when they were not kept."""
+        if column not in self.spec.searched:
+            return None
+        statistics = group.column(self._places[column]).statistics
+        return (statistics.min, statistics.max) if statistics is not None and statistics.has_min_max else None
 
 
-def _column_bounds(group: Any, places: list[tuple[int, str]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for index, name in places:
-        statistics = group.column(index).statistics
-        if statistics is not None and statistics.has_min_max:
-            yield name, (statistics.min, statistics.max)
+def read_pairs(recorded: str) -> set[tuple[int, int]]:
+    """Return the pairs of site and kind of ``Part.recorded``."""
+    pairs = (pair.split(":") for pair in recorded.split(",") if pair)
+    return {(int(site), int(kind)) for site, kind in pairs}
 
 
 # --- from Arrow to numpy ----------------------------------------------------------------------------------------
@@ -415,14 +466,25 @@ def _needed(columns: Sequence[str], rows: Rows) -> list[str]:
     return list(dict.fromkeys([*columns, *rows.columns]))
 
 
-def _select(table: pa.Table, columns: Sequence[str], rows: Rows) -> Columns:
-    mask = rows.mask({name: _to_numpy(table[name]) for name in rows.columns})
+def _select(spec: TableSpec, table: pa.Table, columns: Sequence[str], rows: Rows) -> Columns:
+    mask = rows.mask({name: _column(spec, table, name) for name in rows.columns})
     if mask is not None:
         wanted = np.flatnonzero(mask)
         is_run = len(wanted) and wanted[-1] - wanted[0] + 1 == len(wanted)
         # One site's rows are contiguous in a part: a slice copies nothing.
         table = table.slice(wanted[0], len(wanted)) if is_run else table.take(pa.array(wanted))
-    return {name: _to_numpy(table[name]) for name in columns}
+    return {name: _column(spec, table, name) for name in columns}
+
+
+def _column(spec: TableSpec, table: pa.Table, name: str) -> Any:
+    """Return a column as numpy, zeros where a tail left it out."""
+    field = spec.schema.field(name)
+    if name in table.column_names:
+        values = _to_numpy(table[name])
+        return values.astype(np.int64) if name in spec.counts else values
+    if pa.types.is_binary(field.type):
+        return np.zeros(len(table) + 1, np.int64), np.zeros(0, np.uint8)
+    return np.zeros(len(table), field.type.to_pandas_dtype())
 
 
 def _to_numpy(column: pa.ChunkedArray) -> Any:
