@@ -4,15 +4,17 @@ import math
 import numpy as np
 
 from clew.render.json import dump, lower
-from clew.views.block import Cell, Column, Heading, Page, Table
+from clew.views.block import Cell, Column, Heading, KeyValues, Page, Table
 
 
 def test_a_page_keeps_raw_values_and_says_what_each_block_is():
-    page = Page("runs", (Heading("a"), Table((Column("loss", "loss"),), ((Cell(0.031, "bad"),),))))
+    table = Table((Column("loss", "loss"),), ((Cell(0.031, "bad"),),))
+    page = Page("runs", (Heading("a"), table, KeyValues((("cost", Cell(math.nan)),))))
     read = json.loads(lower(page))
     assert read["title"] == "runs"
-    assert [block["type"] for block in read["blocks"]] == ["Heading", "Table"]
-    assert read["blocks"][1]["rows"] == [[{"value": 0.031, "tone": "bad", "format": ""}]]
+    assert [block["type"] for block in read["blocks"]] == ["Heading", "Table", "KeyValues"]
+    assert read["blocks"][1]["rows"] == [{"loss": 0.031}]
+    assert read["blocks"][2]["rows"] == {"cost": "NaN"}
 
 
 def test_every_number_survives_a_strict_reader():

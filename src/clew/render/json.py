@@ -7,8 +7,10 @@ import math
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from clew.views.block import KeyValues, Table
+
 if TYPE_CHECKING:
-    from clew.views.block import Page
+    from clew.views.block import Block, Cell, Page
 
 
 def to_plain(value: object) -> Any:
@@ -35,9 +37,22 @@ def dump(value: object, *, indent: int | None = 2) -> str:
 
 
 def lower(page: Page) -> str:
-    """Return a page as JSON; each block says its ``type``, each cell keeps its raw value."""
-    blocks = [{"type": type(block).__name__, **to_plain(block)} for block in page.blocks]
-    return dump({"title": page.title, "blocks": blocks})
+    """Return a page as JSON: each block says its ``type``; rows are objects that hold raw values."""
+    return dump({"title": page.title, "blocks": [_lower_block(block) for block in page.blocks]})
+
+
+def _lower_block(block: Block) -> dict[str, Any]:
+    plain: dict[str, Any] = {"type": type(block).__name__, **to_plain(block)}
+    if isinstance(block, Table):
+        keys = [column.key for column in block.columns]
+        plain["rows"] = [dict(zip(keys, map(_value, row), strict=True)) for row in block.rows]
+    elif isinstance(block, KeyValues):
+        plain["rows"] = {key: _value(cell) for key, cell in block.rows}
+    return plain
+
+
+def _value(cell: Cell) -> Any:
+    return to_plain(cell.value)
 
 
 def _name_nonfinite(value: float) -> str:

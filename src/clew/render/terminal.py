@@ -133,11 +133,11 @@ def _lower_callout(block: Callout, screen: Screen) -> RenderableType:
 
 
 def _lower_curve(block: Curve, screen: Screen) -> RenderableType:
-    title = f"{block.title} (log scale)" if block.scale == "log" else block.title
+    title = f"{block.title} (log scale)".lstrip() if block.scale == "log" else block.title
     if not block.steps:
         return _line(f"  {title}: no values", _STYLES["quiet"])
     plot = draw(block, width=min(screen.width, 100) - _GAP, unicode=screen.unicode)
-    parts: list[RenderableType] = [_line(f"  {title}", "bold")]
+    parts: list[RenderableType] = [_line(f"  {title}", "bold")] if title else []
     parts += [Line("  " + line) for line in plot.lines]
     if plot.marks:
         parts.append(Line("  " + plot.marks, style=_STYLES["bad"]))
@@ -156,20 +156,30 @@ def _lower_table(block: Table, screen: Screen) -> RenderableType:
         for row in block.rows
     ]
     widths = fit_columns(block.columns, texts, width=screen.width - _GAP if screen.fits else None)
-    grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    for column, width in zip(block.columns, widths, strict=True):
-        if width:
-            grid.add_column(width=width, no_wrap=True, justify="right" if column.is_number else "left")
-    shown = [index for index, width in enumerate(widths) if width]
-    grid.add_row(*(_line(shorten(block.columns[i].title, widths[i]), _STYLES["quiet"]) for i in shown))
-    for row, text in zip(block.rows, texts, strict=True):
-        grid.add_row(*(_line(shorten(text[i], widths[i]), _STYLES[row[i].tone]) for i in shown))
-    parts.append(Padding(grid, (0, 0, 0, _GAP), expand=False))
+    titles = [(column.title, "quiet") for column in block.columns]
+    cells = [
+        zip(row, (cell.tone for cell in line), strict=True)
+        for row, line in zip(texts, block.rows, strict=True)
+    ]
+    parts += [_lay_out(row, block.columns, widths) for row in (titles, *cells)]
     hidden = [column.title for column, width in zip(block.columns, widths, strict=True) if not width]
     notes = [f"not enough width for: {', '.join(hidden)}"] if hidden else []
     notes += [block.note] if block.note else []
     parts += [Padding(_line(note, _STYLES["quiet"]), (0, 0, 0, _GAP)) for note in notes]
     return Group(*parts)
+
+
+def _lay_out(row: Iterable[tuple[str, str]], columns: Sequence[Column], widths: Sequence[int]) -> Line:
+    """Return one line of a table from texts and their tones; a grid of rich's own takes ten times as long."""
+    line = Line(no_wrap=True)
+    gap = " " * _GAP
+    for (text, tone), column, width in zip(row, columns, widths, strict=True):
+        if width:
+            cell = _line(shorten(text, width), _STYLES[tone])
+            padding = " " * (width - cell.cell_len)
+            line.append(gap + padding if column.is_number else gap).append_text(cell)
+            line.append("" if column.is_number else padding)
+    return line
 
 
 def _cell_text(cell: Cell, column: Column) -> str:

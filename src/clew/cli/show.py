@@ -1,0 +1,65 @@
+"""``clew show``: one page about a run, or a table of the statistics that were asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from clew.cli.choice import add_filters, add_run, open_chosen, parse_step, split_words
+from clew.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from clew.cli.parser import Parser
+    from clew.query import Run
+    from clew.views.block import Page
+
+
+def configure(parser: Parser) -> None:
+    """Add the run, the filters and how to print."""
+    add_run(parser)
+    add_filters(parser)
+    parser.add_argument("--stat", metavar="NAMES", help="only these statistics, such as l2 or mean,std")
+    parser.add_argument(
+        "--limit", metavar="N", type=int, default=50, help="rows of the table at most, 0 for all (50)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = (
+        "Any of --site, --kind, --step, --rank and --stat turns the page into a table of statistics."
+    )
+
+
+def execute(args: Namespace) -> int:
+    """Print the page or the table."""
+    run = open_chosen(args)
+    page = _choose_page(args, run)
+    if args.json:
+        from clew.render.json import lower
+
+        sys.stdout.write(lower(page))
+        return 0
+    from clew.render.terminal import show
+
+    show(page)
+    return 0
+
+
+def _choose_page(args: Namespace, run: Run) -> Page:
+    if all(value is None for value in (args.site, args.kind, args.step, args.rank, args.stat)):
+        from clew.views.run_page import make_page
+
+        return make_page(run)
+    if args.limit < 0:
+        raise UsageError(f"'{args.limit}' is no number of rows", next_step="write --limit 100, or 0 for all")
+    from clew.views import site_table
+
+    return site_table.make_page(
+        run,
+        site=args.site,
+        kind=split_words(args.kind),
+        step=parse_step(args.step),
+        rank=args.rank,
+        stats=split_words(args.stat),
+        limit=args.limit,
+    )

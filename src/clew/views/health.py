@@ -1,0 +1,179 @@
+"""How each site of a run is doing, worst first, from a few steps: the first, the last calm one, the trouble, now.
+
+A long run is not read through: the store finds the first NaN or infinity by its indexes, and whole steps are
+read at four places only. What grows or dies in between and recovers is not seen here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from clew.views.number import format_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clew.model.record import Site
+    from clew.query import Run, Table
+
+NONFINITE, EXPLODING, ZERO, DEAD, ORDINARY = range(5)
+GROWTH: Final = 1000.0
+"""Largest magnitude over that of the first step from which a site counts as exploding, once it is above 1."""
+DEAD_SHARE: Final = 0.98
+"""Share of zeros in an output from which it counts as dead."""
+_STEPS_OF_TROUBLE: Final = 3
+_GROWING_KINDS: Final = ("output", "grad_output", "param", "grad", "update")
+_LIVING_KINDS: Final = ("output", "grad_output", "grad", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong at a site: how bad, in words, and the record that shows it."""
+
+    severity: int
+    words: str
+    step: int
+    sequence: int
+    site: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteHealth:
+    """A module (or batch, or loss) with its worst trouble and the numbers of the newest step."""
+
+    site: Site
+    trouble: Trouble | None
+    output_std: float | None = None
+    grad_l2: float | None = None
+    param_l2: float | None = None
+    update_ratio: float | None = None
+
+    @property
+    def severity(self) -> int:
+        """How bad it is: ``NONFINITE`` is worst, ``ORDINARY`` is none."""
+        return ORDINARY if self.trouble is None else self.trouble.severity
+
+
+def examine(run: Run) -> list[SiteHealth]:
+    """Return every site that has numbers, worst first, ordinary ones in order of execution."""
+    sites = {site.name: site for site in run.sites}
+    by_number = {site.id: site for site in run.sites}
+    tables = _read_tables(run)
+    if tables is None:
+        return []
+    first, calm, storm, newest = tables
+    worst: dict[str, Trouble] = {}
+    for trouble in (*_find_nonfinite(storm), *_find_exploding(first, calm), *_find_lifeless(calm)):
+        home = _home(sites[trouble.site], by_number).name
+        if home not in worst or _urgency(trouble) < _urgency(worst[home]):
+            worst[home] = trouble
+    numbers = _read_numbers(newest, sites, by_number)
+    found = [
+        SiteHealth(sites[name], worst.get(name), **numbers.get(name, {})) for name in {**numbers, **worst}
+    ]
+    return sorted(found, key=_rank)
+
+
+def _read_tables(run: Run) -> tuple[Table, Table, Table, Table] | None:
+    recorded = recorded_steps(run)
+    if not len(recorded):
+        return None
+    bad = run.first_nonfinite()
+    trouble = len(recorded) if bad is None else int(np.searchsorted(recorded, bad["step"]))
+    calm = recorded[trouble - 1] if trouble else recorded[0]
+    newest = run.latest()
+    storm = newest if bad is None else run.stats(step=slice(bad["step"], bad["step"] + _STEPS_OF_TROUBLE))
+    return run.stats(step=int(recorded[0])), run.stats(step=int(calm)), storm, newest
+
+
+def recorded_steps(run: Run) -> Any:
+    """Return the steps that were recorded in full; the others have scalars only."""
+    marks = run.scalars("clew.recorded").get("clew.recorded")
+    return run.steps if marks is None else marks.steps[marks.values > 0]
+
+
+def _find_nonfinite(table: Table) -> Iterator[Trouble]:
+    bad = table["nan"] + table["pos_inf"] + table["neg_inf"] > 0
+    for row in table.take(np.flatnonzero(bad)):
+        yield _trouble(row, NONFINITE, "NaN" if row["nan"] else "inf")
+
+
+def _find_exploding(first: Table, calm: Table) -> Iterator[Trouble]:
+    before = {_key(row): row["abs_max"] for row in first if row["kind"] in _GROWING_KINDS}
+    for row in calm:
+        start = before.get(_key(row))
+        if start and row["abs_max"] > 1 and row["abs_max"] > GROWTH * start:
+            yield _trouble(row, EXPLODING, f"exploding {format_number(row['abs_max'] / start)}×")
+
+
+def _find_lifeless(table: Table) -> Iterator[Trouble]:
+    for row in table:
+        share = row["zero"] / row["count"] if row["count"] else 0.0
+        if share == 1 and row["kind"] in _LIVING_KINDS:
+            yield _trouble(row, ZERO, "all zero")
+        elif share >= DEAD_SHARE and row["kind"] == "output":
+            yield _trouble(row, DEAD, f"dead, {100 * share:.0f} % zero")
+
+
+def _trouble(row: dict[str, Any], severity: int, words: str) -> Trouble:
+    return Trouble(severity, words, int(row["step"]), int(row["seq"]), row["site"], row["kind"])
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["rank"], row["site"], row["kind"], row["ordinal"], row["mode"]
+
+
+def _urgency(trouble: Trouble) -> tuple[int, int, int]:
+    return trouble.severity, trouble.step, trouble.sequence
+
+
+def _rank(health: SiteHealth) -> tuple[int, int, int, int]:
+    urgency = (ORDINARY, 0, 0) if health.trouble is None else _urgency(health.trouble)
+    return (*urgency, health.site.order if health.site.order >= 0 else 1 << 30)
+
+
+def _home(site: Site, by_number: dict[int, Site]) -> Site:
+    """Return the module that a parameter, buffer or leaf belongs to; any other site is its own home."""
+    while site.role in ("parameter", "buffer", "leaf") and site.parent in by_number:
+        site = by_number[site.parent]
+    return site
+
+
+def _read_numbers(
+    table: Table, sites: dict[str, Site], by_number: dict[int, Site]
+) -> dict[str, dict[str, float | None]]:
+    """Return the numbers of each home; the parameters of a module count as one tensor."""
+    squares: dict[str, dict[str, float]] = {}
+    spread: dict[str, float] = {}
+    homes = {name: _home(site, by_number).name for name, site in sites.items()}
+    for row in table:
+        home, kind = homes[row["site"]], row["kind"]
+        if kind == "output" and row["site"] == home:
+            spread.setdefault(home, row["std"])
+        if kind in ("param", "grad", "update"):
+            sums = squares.setdefault(home, {})
+            sums[kind] = sums.get(kind, 0.0) + _square(row)
+        squares.setdefault(home, {})
+    return {home: _describe(spread.get(home), sums) for home, sums in squares.items()}
+
+
+def _square(row: dict[str, Any]) -> float:
+    # The norm of a tensor is over its finite elements; one that has others has no norm to speak of.
+    if row["nan"] or row["pos_inf"] or row["neg_inf"]:
+        return float("nan")
+    return float(row["l2"]) ** 2
+
+
+def _describe(output_std: float | None, sums: dict[str, float]) -> dict[str, float | None]:
+    norms = {kind: float(np.sqrt(value)) for kind, value in sums.items()}
+    param, update = norms.get("param"), norms.get("update")
+    return {
+        "output_std": output_std,
+        "grad_l2": norms.get("grad"),
+        "param_l2": param,
+        "update_ratio": update / param if update is not None and param else None,
+    }

@@ -1,0 +1,230 @@
+"""One page about one run: what ran, how it went, where it hurts, where the time went, what clew itself cost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
+from clew.views.curve import thin
+from clew.views.health import NONFINITE, ORDINARY, SiteHealth, Trouble, examine, recorded_steps
+from clew.views.number import format_integer, format_share
+from clew.views.run_list import STATE_TONES, shorten_problem
+
+if TYPE_CHECKING:
+    from clew.model.record import RunInfo
+    from clew.query import Run
+
+PHASES: Final = {
+    "data": "waiting for data",
+    "forward": "forward",
+    "eval": "forward in evaluation",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "rest": "the rest of the script",
+    "clew": "clew itself",
+}
+MOST_SITES: Final = 20
+MOST_CURVES: Final = 3
+_TONES: Final = ("bad", "bad", "warn", "warn", "plain")
+
+SITE_COLUMNS: Final = (
+    Column("site", "site", flexible=True),
+    Column("health", "health"),
+    Column("output_std", "output std", "number", drop=3),
+    Column("param_l2", "weight", "number", drop=2),
+    Column("grad_l2", "gradient", "number", drop=1),
+    Column("update_ratio", "update/weight", "number", drop=4),
+)
+
+
+def make_page(run: Run) -> Page:
+    """Return everything one wants to know first about a run."""
+    losses = {name: series for name, series in run.scalars("loss").items() if len(series)}
+    sites = examine(run)
+    blocks: list[Block] = [Heading(f"run {run.name}", 1), _describe(run)]
+    blocks += _warn(run, sites)
+    blocks.append(Heading("loss"))
+    blocks += _draw_losses(losses)
+    blocks += [Heading("sites, worst first"), _list_sites(run, sites)]
+    blocks += [Heading("time"), *_account_time(run)]
+    blocks += [Heading("memory"), _account_memory(run)]
+    return Page(f"run {run.name}", tuple(blocks))
+
+
+def _describe(run: Run) -> KeyValues:
+    info = run.info
+    rows = [
+        ("command", Cell(shlex.join(info.command) or None)),
+        ("state", Cell(_say_state(run), STATE_TONES.get(run.state, "plain"))),
+        ("started", Cell(info.started or None, format="time")),
+        ("took", Cell(_duration(run), format="seconds")),
+        ("steps", Cell(_say_steps(run))),
+        ("versions", Cell(_say_versions(info))),
+        ("git", Cell(_say_git(info))),
+        ("sites", Cell(len(run.sites), format="integer")),
+        ("record", Cell(run.size_bytes, format="bytes")),
+    ]
+    if len(run.ranks) > 1:
+        rows.append(("ranks", Cell(len(run.ranks), format="integer")))
+    return KeyValues(tuple(row for row in rows if row[1].value is not None))
+
+
+def _say_state(run: Run) -> str:
+    code = run.info.exit_code
+    return run.state if not code else f"{run.state}, exit code {code}"
+
+
+def _duration(run: Run) -> float | None:
+    try:
+        began, ended = (datetime.fromisoformat(text) for text in (run.info.started, run.info.ended))
+    except ValueError:
+        return None
+    return (ended - began).total_seconds()
+
+
+def _say_steps(run: Run) -> str:
+    total, full = len(run.steps), len(recorded_steps(run))
+    if full == total:
+        return format_integer(total)
+    return f"{format_integer(total)}, {format_integer(full)} of them recorded in full"
+
+
+def _say_versions(info: RunInfo) -> str | None:
+    parts = [
+        f"{name} {version}" for name, version in (("Python", info.python), ("torch", info.torch)) if version
+    ]
+    return ", ".join(parts) or None
+
+
+def _say_git(info: RunInfo) -> str | None:
+    commit = str(info.git.get("commit", ""))[:10]
+    if not commit:
+        return None
+    branch = f" on {info.git['branch']}" if info.git.get("branch") else ""
+    return f"{commit}{branch}{', with changes' if info.git.get('dirty') else ''}"
+
+
+def _warn(run: Run, sites: list[SiteHealth]) -> list[Block]:
+    first = next((health.trouble for health in sites if health.severity == NONFINITE), None)
+    blocks: list[Block] = [] if first is None else [_point_at(run, first)]
+    blocks += [Callout("warning", shorten_problem(problem)) for problem in run.problems]
+    faults = run.faults()
+    if faults:
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        blocks.append(
+            Callout(
+                "warning",
+                f"{count} inside clew itself, at {faults[0].where}: {shorten_problem(faults[0].error)}",
+                f"its full text is in rank{run.ranks[0]}/faults.jsonl of the run; please report it",
+            )
+        )
+    return blocks + [Callout("note", note) for note in run.info.notes]
+
+
+def _point_at(run: Run, first: Trouble) -> Callout:
+    steps = f"{max(first.step - 2, 0)}:{first.step + 1}"
+    return Callout(
+        "error",
+        f"{first.words} first seen at step {format_integer(first.step)}: {first.kind} of {first.site}",
+        f"clew show {run.name} --site {shlex.quote(first.site)} --step {steps}",
+    )
+
+
+def _draw_losses(losses: dict[str, Any]) -> list[Block]:
+    if not losses:
+        return [Text("  no loss was seen: nothing called backward", "quiet")]
+    blocks: list[Block] = []
+    for name, series in list(losses.items())[:MOST_CURVES]:
+        title = name if len(losses) > 1 else ""
+        blocks.append(thin(title, series.steps.tolist(), series.values.tolist()))
+    rows = [row for name, series in losses.items() for row in _describe_loss(name, series)]
+    return [*blocks, KeyValues(tuple(rows))]
+
+
+def _describe_loss(name: str, series: Any) -> list[tuple[str, Cell]]:
+    bad = series.steps[~np.isfinite(series.values)]
+    rows = [(f"last {name}", Cell(series.last, "plain" if math.isfinite(series.last) else "bad", "number"))]
+    if len(bad):
+        rows.append((f"{name} not finite", Cell(f"{len(bad):,} times, first at step {bad[0]:,}", "bad")))
+    return rows
+
+
+def _list_sites(run: Run, sites: list[SiteHealth]) -> Table:
+    shown = sites[:MOST_SITES]
+    rest = len(sites) - len(shown)
+    note = f"{format_integer(rest)} more: clew show {run.name} --site '*'" if rest else ""
+    return Table(
+        SITE_COLUMNS, tuple(_row(health) for health in shown), empty="no statistics were recorded", note=note
+    )
+
+
+def _row(health: SiteHealth) -> tuple[Cell, ...]:
+    trouble = health.trouble
+    words = "ordinary"
+    if trouble is not None:
+        words = f"{trouble.words} in {trouble.kind}, step {format_integer(trouble.step)}"
+    tone = _TONES[health.severity]
+    numbers = (health.output_std, health.param_l2, health.grad_l2, health.update_ratio)
+    return (
+        Cell(health.site.name, tone),
+        Cell(words, tone if health.severity < ORDINARY else "quiet"),
+        *(Cell(number, "plain" if number is None or math.isfinite(number) else "bad") for number in numbers),
+    )
+
+
+def _account_time(run: Run) -> list[Block]:
+    spent = {
+        phase: found[f"time.{phase}"].values
+        for phase in PHASES
+        if f"time.{phase}" in (found := run.scalars(f"time.{phase}"))
+    }
+    total = sum(float(values.sum()) for values in spent.values())
+    if total <= 0:
+        return [Text("  no times were recorded", "quiet")]
+    columns = (
+        Column("phase", "phase"),
+        Column("share", "share", "share"),
+        Column("median_seconds", "median a step", "seconds"),
+        Column("total_seconds", "in all", "seconds"),
+    )
+    rows = tuple(
+        (
+            Cell(PHASES[phase]),
+            Cell(float(values.sum()) / total),
+            Cell(float(np.median(values))),
+            Cell(float(values.sum())),
+        )
+        for phase, values in spent.items()
+        if values.any()
+    )
+    return [Table(columns, rows), KeyValues((("cost of clew", _cost(spent, total)),))]
+
+
+def _cost(spent: dict[str, Any], total: float) -> Cell:
+    own = float(spent["clew"].sum()) if "clew" in spent else 0.0
+    if own >= total:
+        return Cell(None)
+    return Cell(f"{format_share(own / (total - own))} over the plain run")
+
+
+def _account_memory(run: Run) -> KeyValues | Text:
+    names = [("process, last", "memory.process"), ("process, peak", "memory.process_peak")]
+    # Devices are numbered without gaps: the first that has no numbers is past the last.
+    for device in itertools.takewhile(
+        lambda each: run.scalars(f"memory.device{each}_peak"), itertools.count()
+    ):
+        names.append((f"device {device}, peak allocated", f"memory.device{device}_peak"))
+        names.append((f"device {device}, peak reserved", f"memory.device{device}_reserved"))
+    found = [(title, run.scalars(name).get(name)) for title, name in names]
+    rows = [
+        (title, Cell(series.last if title.endswith("last") else float(series.values.max()), format="bytes"))
+        for title, series in found
+        if series is not None
+    ]
+    return KeyValues(tuple(rows)) if rows else Text("  no memory was recorded", "quiet")
