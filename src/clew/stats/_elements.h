@@ -7,6 +7,7 @@
 #include "_measure.h"
 
 enum { WANT_STATS = 1, WANT_HASH = 2, WANT_HIST = 4 };
+enum { DISTRUST = 3 };
 
 /* One tensor to measure. `measured` is the type after subtraction when there are previous values, else the type. */
 typedef struct {
@@ -21,6 +22,7 @@ typedef struct {
 /* Sums about one shift, kept open over as many blocks as the shift serves. */
 typedef struct {
     float shift;
+    int distrust; /* how many blocks go to float64 directly, because one before them had to */
     int64_t n;
     double sum, squares;
 } Segment;
@@ -53,10 +55,16 @@ static void move_shift(Segment *s, float shift, Piece *p)
     s->shift = shift;
 }
 
-/* Whether float32 sums about the shift keep the spread: the mean within four deviations of it, squares not vanishing. */
-static int is_trustworthy(const Sums *s, int n)
+/* Whether every number was finite, and squares neither overflowed float32 nor lost digits below its normal range. */
+static int is_in_range(const Sums *s)
 {
-    return s->sum * s->sum * (17.0 / 16.0) <= n * s->squares && s->squares >= 1e-35;
+    return s->abs_sum <= FLT_MAX && s->squares <= FLT_MAX && s->squares >= 1e-35;
+}
+
+/* Whether the mean is within four deviations of the shift, so that the spread keeps its digits. */
+static int is_near_shift(const Sums *s, int n)
+{
+    return s->sum * s->sum * (17.0 / 16.0) <= n * s->squares;
 }
 
 static void add_sums(Segment *segment, const Sums *s, int n, Piece *p)
@@ -146,7 +154,18 @@ static void as_doubles(const char *raw, int type, int n, double *to)
     }
 }
 
-static void count_double(double x, HistTables *tables, int table)
+/* Four tables take turns, so that equal bins in a row do not wait for each other. The number is a multiple of 8. */
+static void count_bins(const uint8_t *bin, int n, HistTables *tables)
+{
+    for (int i = 0; i < n; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, bin + i, sizeof eight);
+        for (int j = 0; j < 8; j++)
+            tables->count[j & 3][(eight >> 8 * j) & 0xFF]++;
+    }
+}
+
+static uint8_t find_bin(double x)
 {
     uint64_t bits, magnitude;
     memcpy(&bits, &x, sizeof bits);
@@ -154,8 +173,7 @@ static void count_double(double x, HistTables *tables, int table)
     int m = (int)(magnitude >> 52) - (1022 + LOW_EXPONENT);
     m = m < 0 ? 0 : m > MAGNITUDES - 1 ? MAGNITUDES - 1 : m;
     m += (int)(bits >> 63) * MAGNITUDES;
-    if (magnitude && magnitude < UINT64_C(0x7FF0000000000000))
-        tables->count[table][m]++;
+    return (uint8_t)(magnitude && magnitude < UINT64_C(0x7FF0000000000000) ? m : NO_BIN);
 }
 
 static void count_doubles(const double *x, int n, int64_t start, int sampled, HistTables *tables)
@@ -164,7 +182,7 @@ static void count_doubles(const double *x, int n, int64_t start, int sampled, Hi
     for (int i = 0; i < n; i += step) {
         int at = i + (sampled ? sample_offset((start + i) / HIST_GROUP) : 0);
         for (int j = at; j < at + run && j < n; j++)
-            count_double(x[j], tables, j & 3);
+            tables->count[j & 3][find_bin(x[j])]++;
     }
 }
 

@@ -13,7 +13,7 @@
 #define process_id() 0L
 #endif
 
-enum { MAX_TYPES = 8, MAX_DTYPES = 32 };
+enum { MAX_TYPES = 8, MAX_DTYPES = 32, QUESTIONS = 7 };
 enum { THREAD_BYTES = 1 << 20, FREE_BYTES = 1 << 20 };
 
 /* What `configure` was told about torch. */
@@ -21,8 +21,8 @@ static PyObject *plain_type[MAX_TYPES];
 static PyObject *dtype_object[MAX_DTYPES];
 static int dtype_code[MAX_DTYPES];
 static Py_ssize_t plain_types, dtypes;
-static PyObject *ask_data_ptr, *ask_numel, *ask_contiguous, *ask_neg, *ask_mode, *ask_threads;
-static PyObject *str_dtype, *str_is_cpu;
+static PyObject *ask_data_ptr, *ask_numel, *ask_contiguous, *ask_stride, *ask_neg, *ask_mode, *ask_threads;
+static PyObject *str_dtype, *str_is_cpu, *str_shape;
 static long home_process;
 
 /* Where the row of the first tensor goes; hash and hist may be NULL. */
@@ -102,23 +102,53 @@ static int is_plain_type(PyObject *tensor)
     return 0;
 }
 
-/* Describe a tensor whose elements lie one after another in this process's memory; 0 for any other, without an error. */
-static int read_tensor(PyObject *tensor, int want, Task *task)
+static int parse_sizes(PyObject *tuple, int64_t scale, int64_t *to)
+{
+    Py_ssize_t dims = tuple ? PyTuple_Size(tuple) : -1;
+    if (dims > MAX_DIMS)
+        return -1;
+    for (Py_ssize_t i = 0; i < dims; i++)
+        to[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i)) * scale;
+    return PyErr_Occurred() ? -1 : (int)dims;
+}
+
+static int read_layout(PyObject *tensor, int width, Layout *layout)
+{
+    PyObject *shape = PyObject_GetAttr(tensor, str_shape);
+    PyObject *strides = shape ? PyObject_CallFunctionObjArgs(ask_stride, tensor, NULL) : NULL;
+    layout->dims = parse_sizes(shape, 1, layout->size);
+    int same = layout->dims >= 0 && parse_sizes(strides, width, layout->stride) == layout->dims;
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return same;
+}
+
+/* Describe a tensor in this process's memory; 0 for any other, without an error. Elements that do not lie one after
+   another are described in the layout, and refused where there is none. */
+static int read_tensor(PyObject *tensor, int want, Task *task, Layout *layout)
 {
     memset(task, 0, sizeof *task);
     if (!is_plain_type(tensor))
         return 0;
     task->type = task->measured = find_dtype(tensor);
-    if (task->type < 0 || !read_flag(tensor, str_is_cpu) || !ask_truth(ask_contiguous, tensor))
+    if (task->type < 0 || !read_flag(tensor, str_is_cpu))
+        goto other;
+    int contiguous = ask_truth(ask_contiguous, tensor);
+    if (!contiguous && !layout)
         goto other;
     task->count = ask_integer(ask_numel, tensor);
     task->data = (const char *)(uintptr_t)ask_integer(ask_data_ptr, tensor);
     task->want = want;
     if (PyErr_Occurred() || (task->count && !task->data))
         goto other;
-    /* negative views are strided, but for those of one element */
-    if (task->count == 1 && ask_truth(ask_neg, tensor))
+    /* a negative view shows one part of complex numbers, so it has gaps unless it has one element */
+    if ((!contiguous || task->count == 1) && ask_truth(ask_neg, tensor))
         goto other;
+    if (!contiguous) {
+        if (!read_layout(tensor, type_width[task->type], layout))
+            goto other;
+        task->layout = layout;
+    }
     return 1;
 other:
     PyErr_Clear();
@@ -155,6 +185,11 @@ static int choose_threads(int64_t bytes, PyObject *asked)
 #endif
 }
 
+static int64_t count_bytes(const Task *task)
+{
+    return task->count * type_width[task->type];
+}
+
 static void run_unlocked(const Task *tasks, int64_t n, Piece *totals, int64_t bytes, int threads)
 {
     if (bytes < FREE_BYTES) {
@@ -166,11 +201,6 @@ static void run_unlocked(const Task *tasks, int64_t n, Piece *totals, int64_t by
     Py_END_ALLOW_THREADS
 }
 
-static int64_t count_bytes(const Task *task)
-{
-    return task->count * type_width[task->type];
-}
-
 static int check_count(Py_ssize_t n, Py_ssize_t expected)
 {
     if (n == expected && plain_types)
@@ -179,20 +209,52 @@ static int check_count(Py_ssize_t n, Py_ssize_t expected)
     return 0;
 }
 
+/* Statistics are read in the order of memory; hash and histogram in the order of the elements, in a second pass where
+   the two differ. */
+static void measure_layout(Task *task, Layout *logical, Piece *piece, int threads)
+{
+    Piece second;
+    int width = type_width[task->type], want = task->want;
+    int64_t all = task->count, bytes = count_bytes(task);
+    collapse(logical);
+    Layout memory = *logical;
+    int64_t repeats = follow_memory(&memory);
+    task->layout = is_dense(&memory, width) ? NULL : &memory;
+    task->count = count_elements(&memory);
+    task->want = WANT_STATS;
+    run_unlocked(task, 1, piece, bytes, threads);
+    repeat_piece(piece, repeats);
+    task->count = all;
+    if (want != WANT_STATS) {
+        task->layout = is_dense(logical, width) ? NULL : logical;
+        task->want = want & ~WANT_STATS;
+        task->has_nan = piece->nan > 0;
+        run_unlocked(task, 1, &second, bytes, threads);
+        piece->hash = second.hash;
+        if (want & WANT_HIST)
+            memcpy(piece->hist, second.hist, sizeof piece->hist);
+    }
+}
+
 PyDoc_STRVAR(measure_doc, "measure(tensor, row, hash, hist, threads) -> bool\n\n"
-                          "Measure a contiguous CPU tensor into memory at these addresses; False for any other tensor.");
+                          "Measure a tensor in memory into rows at these addresses; False for one that is not.");
 
 static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     Target target;
+    Layout layout;
     Task task;
     Piece piece;
     (void)module;
     if (!check_count(n, 5) || !parse_target(args + 1, &target))
         return NULL;
-    if (is_observed() || !read_tensor(args[0], count_wants(&target), &task))
+    if (is_observed() || !read_tensor(args[0], count_wants(&target), &task, &layout))
         Py_RETURN_FALSE;
-    run_unlocked(&task, 1, &piece, count_bytes(&task), choose_threads(count_bytes(&task), args[4]));
+    int threads = choose_threads(count_bytes(&task), args[4]);
+    if (task.layout)
+        measure_layout(&task, &layout, &piece, threads);
+    else
+        run_unlocked(&task, 1, &piece, count_bytes(&task), threads);
     write_target(&piece, &task, &target, 0);
     Py_RETURN_TRUE;
 }
@@ -200,11 +262,11 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t n)
 static int pair_tensors(PyObject *tensor, PyObject *old, int want, Task *task)
 {
     Task before;
-    if (!read_tensor(tensor, want, task))
+    if (!read_tensor(tensor, want, task, NULL))
         return 0;
     if (!old)
         return 1;
-    if (!read_tensor(old, want, &before) || before.type != task->type || before.count != task->count)
+    if (!read_tensor(old, want, &before, NULL) || before.type != task->type || before.count != task->count)
         return 0;
     task->old = (char *)(uintptr_t)before.data;
     task->measured = is_float(task->type) ? F32 : F64;
@@ -277,64 +339,32 @@ static PyObject *measure_updates(PyObject *module, PyObject *const *args, Py_ssi
     return check_count(n, 6) ? measure_list(args[0], args[1], args + 2) : NULL;
 }
 
-static int parse_layout(PyObject *shape, PyObject *strides, int width, Layout *layout)
-{
-    Py_ssize_t dims = PyTuple_Size(shape);
-    if (dims < 0 || PyTuple_Size(strides) != dims || dims > MAX_DIMS) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "shape and strides of at most 64 dimensions");
-        return 0;
-    }
-    layout->dims = (int)dims;
-    for (Py_ssize_t i = 0; i < dims; i++) {
-        layout->size[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
-        layout->stride[i] = PyLong_AsLongLong(PyTuple_GetItem(strides, i)) * width;
-    }
-    return !PyErr_Occurred();
-}
+PyDoc_STRVAR(measure_memory_doc, "measure_memory(address, type, count, row, hash, hist)\n\n"
+                                 "Measure elements of a numbered type that lie one after another, in the calling thread;\n"
+                                 "the one way in that needs no torch, for readers of files.");
 
-PyDoc_STRVAR(measure_strided_doc,
-             "measure_strided(address, type, shape, strides, row, hash, hist, threads)\n\n"
-             "Measure memory with any strides. Statistics are read in the order of memory; hash and histogram in the\n"
-             "order of the elements, in a second pass where the two differ.");
-
-static PyObject *measure_strided(PyObject *module, PyObject *const *args, Py_ssize_t n)
+static PyObject *measure_memory(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
-    Layout logical, memory;
     Target target;
-    Task task = {0};
-    Piece piece, second;
+    Task task;
+    Piece piece;
     (void)module;
-    if (!check_count(n, 8) || !parse_target(args + 4, &target))
+    memset(&task, 0, sizeof task);
+    if (n != 6) {
+        PyErr_SetString(PyExc_TypeError, "wrong number of arguments");
         return NULL;
+    }
     task.data = as_address(args[0]);
     task.type = task.measured = (int)PyLong_AsLong(args[1]);
-    if (PyErr_Occurred() || task.type < 0 || task.type >= TYPES ||
-        !parse_layout(args[2], args[3], type_width[task.type], &logical)) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "unknown element type");
+    task.count = PyLong_AsLongLong(args[2]);
+    if (!parse_target(args + 3, &target))
+        return NULL;
+    if (task.type < 0 || task.type >= TYPES || task.count < 0) {
+        PyErr_SetString(PyExc_ValueError, "unknown element type or negative count");
         return NULL;
     }
-    collapse(&logical);
-    memory = logical;
-    int width = type_width[task.type], want = count_wants(&target);
-    int64_t all = count_elements(&logical), repeats = all ? follow_memory(&memory) : 1;
-    task.count = all ? count_elements(&memory) : 0;
-    int same = is_dense(&logical, width);
-    task.layout = is_dense(&memory, width) ? NULL : &memory;
-    task.want = same ? want : WANT_STATS;
-    run_unlocked(&task, 1, &piece, count_bytes(&task), choose_threads(count_bytes(&task), args[7]));
-    repeat_piece(&piece, repeats);
-    task.count = all;
-    if (!same && want != WANT_STATS) {
-        task.layout = &logical;
-        task.want = want & ~WANT_STATS;
-        task.has_nan = piece.nan > 0;
-        run_unlocked(&task, 1, &second, count_bytes(&task), choose_threads(count_bytes(&task), args[7]));
-        piece.hash = second.hash;
-        if (want & WANT_HIST)
-            memcpy(piece.hist, second.hist, sizeof piece.hist);
-    }
+    task.want = count_wants(&target);
+    run_unlocked(&task, 1, &piece, count_bytes(&task), 1);
     write_target(&piece, &task, &target, 0);
     Py_RETURN_NONE;
 }
@@ -416,20 +446,21 @@ static int keep_dtypes(PyObject *codes)
 PyDoc_STRVAR(configure_doc,
              "configure(types, codes, questions, openmp)\n\n"
              "Tell the kernel once about torch: the plain tensor classes, dtype -> element type, the unbound methods\n"
-             "(data_ptr, numel, is_contiguous, is_neg) and functions (is a torch-function mode on, number of threads) to\n"
+             "(data_ptr, numel, is_contiguous, stride, is_neg) and functions (is a torch-function mode on, number of threads) to\n"
              "ask, and the address of GOMP_parallel or 0.");
 
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
-    PyObject **slots[] = {&ask_data_ptr, &ask_numel, &ask_contiguous, &ask_neg, &ask_mode, &ask_threads};
+    PyObject **slots[] = {&ask_data_ptr, &ask_numel, &ask_contiguous, &ask_stride,
+                           &ask_neg,      &ask_mode,  &ask_threads};
     (void)module;
-    if (n != 4 || !PyDict_Check(args[1]) || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) != 6 ||
+    if (n != 4 || !PyDict_Check(args[1]) || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) != QUESTIONS ||
         !keep_types(args[0]) || !keep_dtypes(args[1])) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "configure(types, codes, questions, openmp)");
         return NULL;
     }
-    for (Py_ssize_t i = 0; i < 6; i++)
+    for (Py_ssize_t i = 0; i < QUESTIONS; i++)
         Py_INCREF(*slots[i] = PyTuple_GetItem(args[2], i));
     home_process = process_id();
 #if defined(__GNUC__)
@@ -447,7 +478,7 @@ static PyMethodDef methods[] = {
     FAST("measure", measure, measure_doc),
     FAST("measure_many", measure_many, measure_many_doc),
     FAST("measure_updates", measure_updates, measure_updates_doc),
-    FAST("measure_strided", measure_strided, measure_strided_doc),
+    FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
     {"select", select_variant, METH_O, select_doc},
     {"variants", list_variants, METH_NOARGS, variants_doc},
@@ -466,5 +497,6 @@ PyMODINIT_FUNC PyInit__kernel(void)
             variant = &variants[i];
     str_dtype = PyUnicode_InternFromString("dtype");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
-    return str_dtype && str_is_cpu ? PyModule_Create(&definition) : NULL;
+    str_shape = PyUnicode_InternFromString("shape");
+    return str_dtype && str_is_cpu && str_shape ? PyModule_Create(&definition) : NULL;
 }

@@ -9,6 +9,8 @@
 #include "_vectors.h"
 
 #define PARTS (16 / LANES)
+#define WIDE_LANES ((LANES + 1) / 2)
+#define WIDE_PARTS (8 / WIDE_LANES)
 
 /* Sum 16 lanes pairwise in double; a fixed order. */
 static double F(add_lanes)(const float *lane)
@@ -23,132 +25,169 @@ static double F(add_lanes)(const float *lane)
 
 static void F(sum_floats)(const float *x, int n, float shift, Sums *out)
 {
-    float sum[16], squares[16], abs_sum[16], low[16], high[16];
-    int32_t zero[16], negative[16];
-    VF s1[PARTS], s2[PARTS], sa[PARTS], lo[PARTS], hi[PARTS], k = vf_all(shift);
-    VI z[PARTS], neg[PARTS];
+    float sum[16], squares[16], abs_sum[16], low[LANES], high[LANES];
+    int32_t zero[LANES], negative[LANES];
+    VF s1[PARTS], s2[PARTS], sa[PARTS], k = vf_all(shift), lo = vf_all(x[0]), hi = lo;
+    VI z = vi_zero(), neg = vi_zero();
     int whole = n & ~15;
-    for (int u = 0; u < PARTS; u++) {
+    for (int u = 0; u < PARTS; u++)
         s1[u] = s2[u] = sa[u] = vf_all(0.0f);
-        lo[u] = hi[u] = vf_all(x[0]);
-        z[u] = neg[u] = vi_zero();
-    }
     for (int i = 0; i < whole; i += 16) {
         for (int u = 0; u < PARTS; u++) {
             VF v = vf_load(x + i + u * LANES), d = vf_sub(v, k);
             s1[u] = vf_add(s1[u], d);
             s2[u] = vf_add(s2[u], vf_mul(d, d));
             sa[u] = vf_add(sa[u], vf_abs(v));
-            lo[u] = vf_min(lo[u], v);
-            hi[u] = vf_max(hi[u], v);
-            z[u] = vi_count_zero(z[u], v);
-            neg[u] = vi_count_negative(neg[u], v);
+            lo = vf_min(lo, v);
+            hi = vf_max(hi, v);
+            z = vi_count_zero(z, v);
+            neg = vi_count_negative(neg, v);
         }
     }
     for (int u = 0; u < PARTS; u++) {
         vf_store(sum + u * LANES, s1[u]);
         vf_store(squares + u * LANES, s2[u]);
         vf_store(abs_sum + u * LANES, sa[u]);
-        vf_store(low + u * LANES, lo[u]);
-        vf_store(high + u * LANES, hi[u]);
-        vi_store(zero + u * LANES, z[u]);
-        vi_store(negative + u * LANES, neg[u]);
     }
+    vf_store(low, lo);
+    vf_store(high, hi);
+    vi_store(zero, z);
+    vi_store(negative, neg);
     for (int i = whole; i < n; i++) {
         float v = x[i], d = v - shift;
-        int lane = i - whole;
-        sum[lane] += d;
-        squares[lane] += d * d;
-        abs_sum[lane] += fabsf(v);
-        low[lane] = v < low[lane] ? v : low[lane];
-        high[lane] = v > high[lane] ? v : high[lane];
-        zero[lane] += v == 0.0f;
-        negative[lane] += v < 0.0f;
+        sum[i - whole] += d;
+        squares[i - whole] += d * d;
+        abs_sum[i - whole] += fabsf(v);
+        low[0] = v < low[0] ? v : low[0];
+        high[0] = v > high[0] ? v : high[0];
+        zero[0] += v == 0.0f;
+        negative[0] += v < 0.0f;
     }
-    int32_t zeros = 0, negatives = 0;
-    for (int i = 0; i < 16; i++) {
-        zeros += zero[i];
-        negatives += negative[i];
+    for (int i = 1; i < LANES; i++) {
+        low[0] = low[i] < low[0] ? low[i] : low[0];
+        high[0] = high[i] > high[0] ? high[i] : high[0];
+        zero[0] += zero[i];
+        negative[0] += negative[i];
     }
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) {
-            low[i] = low[i + half] < low[i] ? low[i + half] : low[i];
-            high[i] = high[i + half] > high[i] ? high[i + half] : high[i];
-        }
     out->sum = F(add_lanes)(sum);
     out->squares = F(add_lanes)(squares);
     out->abs_sum = F(add_lanes)(abs_sum);
     out->min = low[0];
     out->max = high[0];
-    out->zero = zeros;
-    out->negative = negatives;
+    out->zero = zero[0];
+    out->negative = negative[0];
 }
 
-/* Numbers in any state, in double, in two passes over the cache: eight sums side by side. */
-static void F(add_doubles)(const double *x, int n, Piece *p)
+static double F(add_double_lanes)(const double *lane)
 {
-    double sum[8] = {0}, abs_sum[8] = {0}, squares[8] = {0}, rest[8] = {0};
-    double low = INFINITY, high = -INFINITY;
-    int64_t finite = 0, nan = 0, pos_inf = 0, neg_inf = 0, zero = 0, negative = 0;
-    for (int i = 0; i < n; i++) {
-        double v = x[i];
-        int ok = v - v == 0.0;
-        double f = ok ? v : 0.0;
-        sum[i & 7] += f;
-        abs_sum[i & 7] += fabs(f);
-        low = ok && v < low ? v : low;
-        high = ok && v > high ? v : high;
-        finite += ok;
-        nan += v != v;
-        pos_inf += v == INFINITY;
-        neg_inf += v == -INFINITY;
-        zero += v == 0.0;
-        negative += v < 0.0;
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+/* Squared deviations from the mean of the finite numbers among n, and what the rounding of the mean left over. */
+static void F(add_spread)(const double *x, int n, int64_t finite, double mean, Piece *p)
+{
+    double squares[8], rest[8];
+    VD s1[WIDE_PARTS], s2[WIDE_PARTS], m = vd_all(mean), none = vd_all(0.0);
+    for (int u = 0; u < WIDE_PARTS; u++)
+        s1[u] = s2[u] = none;
+    for (int i = 0; i < n; i += 8) {
+        for (int u = 0; u < WIDE_PARTS; u++) {
+            VD v = vd_load(x + i + u * WIDE_LANES);
+            VD d = vd_pick(vm_finite(v), vd_sub(v, m), none);
+            s1[u] = vd_add(s1[u], d);
+            s2[u] = vd_add(s2[u], vd_mul(d, d));
+        }
     }
-    double total = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-    double mean = finite ? total / (double)finite : 0.0;
-    for (int i = 0; i < n; i++) {
-        double d = x[i] - x[i] == 0.0 ? x[i] - mean : 0.0;
-        squares[i & 7] += d * d;
-        rest[i & 7] += d;
+    for (int u = 0; u < WIDE_PARTS; u++) {
+        vd_store(rest + u * WIDE_LANES, s1[u]);
+        vd_store(squares + u * WIDE_LANES, s2[u]);
     }
-    double m2 = 0.0, left = 0.0;
-    for (int i = 0; i < 8; i++) {
-        p->abs_sum += abs_sum[i];
-        m2 += squares[i];
-        left += rest[i];
+    double left = F(add_double_lanes)(rest), offset = left / (double)finite;
+    double m2 = F(add_double_lanes)(squares) - left * offset;
+    add_moments(p, finite, mean + offset, m2 > 0.0 ? m2 : 0.0);
+}
+
+/* Numbers in any state, in double, in two passes over the cache. There is room for 7 numbers after the last. */
+static void F(add_doubles)(double *x, int n, Piece *p)
+{
+    double sum[8], abs_sum[8], low[WIDE_LANES], high[WIDE_LANES];
+    int64_t finite[WIDE_LANES], nan[WIDE_LANES], pos_inf[WIDE_LANES], zero[WIDE_LANES], negative[WIDE_LANES];
+    VD s[WIDE_PARTS], sa[WIDE_PARTS], lo = vd_all(INFINITY), hi = vd_all(-INFINITY), none = vd_all(0.0);
+    VL f = vl_zero(), nans = f, inf = f, z = f, neg = f;
+    int padded = (n + 7) & ~7;
+    for (int i = n; i < padded; i++)
+        x[i] = NAN; /* in no sum; taken from the count of NaNs again */
+    for (int u = 0; u < WIDE_PARTS; u++)
+        s[u] = sa[u] = none;
+    for (int i = 0; i < padded; i += 8) {
+        for (int u = 0; u < WIDE_PARTS; u++) {
+            VD v = vd_load(x + i + u * WIDE_LANES);
+            VM ok = vm_finite(v);
+            VD kept = vd_pick(ok, v, none);
+            s[u] = vd_add(s[u], kept);
+            sa[u] = vd_add(sa[u], vd_abs(kept));
+            lo = vd_min(lo, vd_pick(ok, v, lo));
+            hi = vd_max(hi, vd_pick(ok, v, hi));
+            f = vl_count(f, ok);
+            nans = vl_count(nans, vm_nan(v));
+            inf = vl_count(inf, vm_equal(v, vd_all(INFINITY)));
+            z = vl_count(z, vm_equal(v, none));
+            neg = vl_count(neg, vm_less(v, none));
+        }
     }
-    if (finite) {
-        double correction = left / (double)finite * left; /* the mean was rounded */
-        add_moments(p, finite, mean + left / (double)finite, m2 > correction ? m2 - correction : 0.0);
+    for (int u = 0; u < WIDE_PARTS; u++) {
+        vd_store(sum + u * WIDE_LANES, s[u]);
+        vd_store(abs_sum + u * WIDE_LANES, sa[u]);
     }
-    p->min = low < p->min ? low : p->min;
-    p->max = high > p->max ? high : p->max;
-    p->nan += nan;
-    p->pos_inf += pos_inf;
-    p->neg_inf += neg_inf;
-    p->zero += zero;
-    p->negative += negative;
+    vd_store(low, lo);
+    vd_store(high, hi);
+    vl_store(finite, f);
+    vl_store(nan, nans);
+    vl_store(pos_inf, inf);
+    vl_store(zero, z);
+    vl_store(negative, neg);
+    for (int i = 1; i < WIDE_LANES; i++) {
+        low[0] = low[i] < low[0] ? low[i] : low[0];
+        high[0] = high[i] > high[0] ? high[i] : high[0];
+        finite[0] += finite[i];
+        nan[0] += nan[i];
+        pos_inf[0] += pos_inf[i];
+        zero[0] += zero[i];
+        negative[0] += negative[i];
+    }
+    nan[0] -= padded - n;
+    p->nan += nan[0];
+    p->pos_inf += pos_inf[0];
+    p->neg_inf += n - finite[0] - nan[0] - pos_inf[0];
+    p->zero += zero[0];
+    p->negative += negative[0];
+    if (!finite[0])
+        return;
+    p->abs_sum += F(add_double_lanes)(abs_sum);
+    p->min = low[0] < p->min ? low[0] : p->min;
+    p->max = high[0] > p->max ? high[0] : p->max;
+    F(add_spread)(x, padded, finite[0], F(add_double_lanes)(sum) / (double)finite[0], p);
 }
 
 static void F(add_floats)(const float *x, int n, Segment *segment, Piece *p)
 {
-    double wide[BLOCK];
+    double wide[BLOCK + 8];
     Sums s;
-    for (int attempt = 0; attempt < 2; attempt++) {
+    for (int attempt = 0; attempt < 2 && !segment->distrust; attempt++) {
         F(sum_floats)(x, n, segment->shift, &s);
-        if (!(s.abs_sum <= FLT_MAX && s.squares <= FLT_MAX))
-            break; /* NaN, infinity, or squares beyond float32 */
-        if (s.min == s.max) {
+        if (s.min == s.max && s.abs_sum <= FLT_MAX) {
             move_shift(segment, (float)s.min, p); /* equal numbers: no spread, exactly */
             s.sum = s.squares = 0.0;
-        } else if (!is_trustworthy(&s, n)) {
+        } else if (!is_in_range(&s)) {
+            break;
+        } else if (!is_near_shift(&s, n)) {
             move_shift(segment, (float)(segment->shift + s.sum / n), p);
             continue;
         }
         add_sums(segment, &s, n, p);
         return;
     }
+    segment->distrust = segment->distrust ? segment->distrust - 1 : DISTRUST;
     for (int i = 0; i < n; i++)
         wide[i] = x[i];
     F(add_doubles)(wide, n, p);
@@ -183,23 +222,61 @@ static const float *F(as_floats)(const char *raw, int type, int n, float *to)
     return to;
 }
 
-/* Bins of a run of at most 16 floats. Four tables take turns, so that equal bins in a row do not wait for each other. */
-static void F(count_floats)(const float *x, int n, HistTables *tables)
+/* The bins of 16 floats, in any order. */
+static void F(find_bins)(const float *x, uint8_t *bin)
 {
-    int32_t bin[HIST_RUN];
-    uint32_t bits[HIST_RUN] = {0};
-    memcpy(bits, x, (size_t)n * sizeof *bits);
-    for (int i = 0; i < HIST_RUN; i++) {
-        uint32_t magnitude = bits[i] & 0x7FFFFFFFu;
-        int32_t m = (int32_t)(magnitude >> 23) - (126 + LOW_EXPONENT);
-        m = m < 0 ? 0 : m;
-        m = m > MAGNITUDES - 1 ? MAGNITUDES - 1 : m;
-        m += (int32_t)(bits[i] >> 31) * MAGNITUDES;
-        bin[i] = magnitude - 1 < 0x7F7FFFFFu ? m : NO_BIN;
+#if LANES == 16
+    __m512i bits = _mm512_loadu_si512(x), magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF));
+    __m512i m = _mm512_sub_epi32(_mm512_srli_epi32(magnitude, 23), _mm512_set1_epi32(126 + LOW_EXPONENT));
+    m = _mm512_min_epi32(_mm512_max_epi32(m, _mm512_setzero_si512()), _mm512_set1_epi32(MAGNITUDES - 1));
+    m = _mm512_or_si512(m, _mm512_and_si512(_mm512_srli_epi32(bits, 25), _mm512_set1_epi32(MAGNITUDES)));
+    __mmask16 counted = _mm512_cmplt_epu32_mask(_mm512_sub_epi32(magnitude, _mm512_set1_epi32(1)),
+                                                _mm512_set1_epi32(0x7F7FFFFF));
+    m = _mm512_mask_blend_epi32(counted, _mm512_set1_epi32(NO_BIN), m);
+    _mm_storeu_si128((__m128i *)(void *)bin, _mm512_cvtepi32_epi8(m));
+#elif LANES > 1
+    __m128i m[4], counted[4], sign[4], narrow[2];
+    for (int i = 0; i < 4; i++) {
+        __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)(x + 4 * i));
+        __m128i magnitude = _mm_and_si128(bits, _mm_set1_epi32(0x7FFFFFFF));
+        m[i] = _mm_sub_epi32(_mm_srli_epi32(magnitude, 23), _mm_set1_epi32(126 + LOW_EXPONENT));
+        sign[i] = _mm_srai_epi32(bits, 31);
+        counted[i] = _mm_and_si128(_mm_cmpgt_epi32(magnitude, _mm_setzero_si128()),
+                                   _mm_cmpgt_epi32(_mm_set1_epi32(0x7F800000), magnitude));
     }
-    for (int i = 0; i < HIST_RUN; i += 4)
-        for (int j = 0; j < 4; j++)
-            tables->count[j][bin[i + j]]++;
+    for (int i = 0; i < 2; i++) {
+        __m128i n = _mm_packs_epi32(m[2 * i], m[2 * i + 1]);
+        __m128i s = _mm_packs_epi32(sign[2 * i], sign[2 * i + 1]);
+        __m128i c = _mm_packs_epi32(counted[2 * i], counted[2 * i + 1]);
+        n = _mm_min_epi16(_mm_max_epi16(n, _mm_setzero_si128()), _mm_set1_epi16(MAGNITUDES - 1));
+        n = _mm_or_si128(n, _mm_and_si128(s, _mm_set1_epi16(MAGNITUDES)));
+        narrow[i] = _mm_or_si128(_mm_and_si128(c, n), _mm_andnot_si128(c, _mm_set1_epi16(NO_BIN)));
+    }
+    _mm_storeu_si128((__m128i *)(void *)bin, _mm_packus_epi16(narrow[0], narrow[1]));
+#else
+    for (int i = 0; i < HIST_RUN; i++)
+        bin[i] = find_bin(x[i]);
+#endif
+}
+
+/* Count a block of floats, or one run of each group in it. */
+static void F(count_floats)(const float *x, int n, int64_t start, int sampled, HistTables *tables)
+{
+    uint8_t bin[BLOCK];
+    int step = sampled ? HIST_GROUP : HIST_RUN, filled = 0;
+    for (int i = 0; i < n; i += step) {
+        int at = i + (sampled ? sample_offset((start + i) / HIST_GROUP) : 0);
+        if (at + HIST_RUN <= n)
+            F(find_bins)(x + at, bin + filled);
+        else if (at < n) {
+            float last[HIST_RUN] = {0};
+            memcpy(last, x + at, (size_t)(n - at) * sizeof *last);
+            F(find_bins)(last, bin + filled);
+        } else
+            break;
+        filled += HIST_RUN;
+    }
+    count_bins(bin, filled, tables);
 }
 
 static uint64_t F(hash_block)(const char *raw, int bytes, int64_t block)
@@ -275,19 +352,13 @@ static const char *F(load_update)(const Task *task, int64_t start, int n, char *
 static void F(add_elements)(const Task *task, const char *raw, int n, int64_t start, State *state)
 {
     float floats[BLOCK];
-    double doubles[BLOCK];
+    double doubles[BLOCK + 8];
     if (is_float(task->measured)) {
         const float *x = F(as_floats)(raw, task->measured, n, floats);
         if (task->want & WANT_STATS)
             F(add_floats)(x, n, &state->segment, state->piece);
-        if (task->want & WANT_HIST) {
-            int step = task->count > HIST_FULL ? HIST_GROUP : HIST_RUN;
-            for (int i = 0; i < n; i += step) {
-                int at = i + (step == HIST_GROUP ? sample_offset((start + i) / HIST_GROUP) : 0);
-                if (at < n)
-                    F(count_floats)(x + at, n - at < HIST_RUN ? n - at : HIST_RUN, &state->tables);
-            }
-        }
+        if (task->want & WANT_HIST)
+            F(count_floats)(x, n, start, task->count > HIST_FULL, &state->tables);
         return;
     }
     as_doubles(raw, task->measured, n, doubles);
@@ -299,7 +370,7 @@ static void F(add_elements)(const Task *task, const char *raw, int n, int64_t st
 
 static void F(run_chunk)(const Task *task, int64_t chunk, Piece *p)
 {
-    _Alignas(64) char gathered[HASH_BYTES], clean[HASH_BYTES];
+    uint64_t gathered[HASH_BYTES / 8], clean[HASH_BYTES / 8];
     int width = type_width[task->measured], per_block = HASH_BYTES / width;
     int64_t first = chunk * CHUNK_BLOCKS;
     State state;
@@ -309,17 +380,17 @@ static void F(run_chunk)(const Task *task, int64_t chunk, Piece *p)
         int n = task->count - start < per_block ? (int)(task->count - start) : per_block;
         const char *raw = task->data + start * width;
         if (task->old)
-            raw = F(load_update)(task, start, n, gathered);
+            raw = F(load_update)(task, start, n, (char *)gathered);
         else if (task->layout) {
-            gather(task->layout, task->data, start, n, width, gathered);
-            raw = gathered;
+            gather(task->layout, task->data, start, n, width, (char *)gathered);
+            raw = (const char *)gathered;
         }
         if (task->want & (WANT_STATS | WANT_HIST))
             for (int at = 0; at < n; at += BLOCK)
                 F(add_elements)(task, raw + at * width, n - at < BLOCK ? n - at : BLOCK, start + at, &state);
         if (task->want & WANT_HASH) {
             if (p->nan != nan || task->has_nan)
-                raw = unify_nans(raw, task->measured, n, clean);
+                raw = unify_nans(raw, task->measured, n, (char *)clean);
             p->hash += F(hash_block)(raw, n * width, block);
         }
     }
@@ -327,3 +398,5 @@ static void F(run_chunk)(const Task *task, int64_t chunk, Piece *p)
 }
 
 #undef PARTS
+#undef WIDE_LANES
+#undef WIDE_PARTS

@@ -16,6 +16,26 @@
 #undef vi_store
 #undef vi_count_zero
 #undef vi_count_negative
+#undef VD
+#undef VM
+#undef VL
+#undef vd_load
+#undef vd_store
+#undef vd_all
+#undef vd_add
+#undef vd_sub
+#undef vd_mul
+#undef vd_min
+#undef vd_max
+#undef vd_abs
+#undef vd_pick
+#undef vm_finite
+#undef vm_equal
+#undef vm_less
+#undef vm_nan
+#undef vl_zero
+#undef vl_store
+#undef vl_count
 #undef vu_load
 #undef vu_zero
 #undef vu_add32
@@ -42,6 +62,26 @@
     _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ), c, _mm512_set1_epi32(1))
 #define vi_count_negative(c, x) \
     _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), c, _mm512_set1_epi32(1))
+#define VD __m512d
+#define VL __m512i
+#define vd_load(p) _mm512_loadu_pd(p)
+#define vd_store(p, v) _mm512_storeu_pd(p, v)
+#define vd_all(x) _mm512_set1_pd(x)
+#define vd_add(a, b) _mm512_add_pd(a, b)
+#define vd_sub(a, b) _mm512_sub_pd(a, b)
+#define vd_mul(a, b) _mm512_mul_pd(a, b)
+#define vd_min(a, b) _mm512_min_pd(a, b)
+#define vd_max(a, b) _mm512_max_pd(a, b)
+#define vl_zero() vi_zero()
+#define vl_store(p, v) vi_store(p, v)
+#define VM __mmask8
+#define vd_abs(a) _mm512_abs_pd(a)
+#define vd_pick(m, a, b) _mm512_mask_blend_pd(m, b, a)
+#define vm_finite(v) vm_equal(_mm512_sub_pd(v, v), _mm512_setzero_pd())
+#define vm_equal(a, b) _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ)
+#define vm_less(a, b) _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)
+#define vm_nan(v) _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q)
+#define vl_count(c, m) _mm512_mask_add_epi64(c, m, c, _mm512_set1_epi64(1))
 #define vu_load(p) _mm512_loadu_si512(p)
 #define vu_zero() _mm512_setzero_si512()
 #define vu_add32(a, b) _mm512_add_epi32(a, b)
@@ -67,6 +107,26 @@
     _mm256_sub_epi32(c, _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ)))
 #define vi_count_negative(c, x) \
     _mm256_sub_epi32(c, _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ)))
+#define VD __m256d
+#define VL __m256i
+#define vd_load(p) _mm256_loadu_pd(p)
+#define vd_store(p, v) _mm256_storeu_pd(p, v)
+#define vd_all(x) _mm256_set1_pd(x)
+#define vd_add(a, b) _mm256_add_pd(a, b)
+#define vd_sub(a, b) _mm256_sub_pd(a, b)
+#define vd_mul(a, b) _mm256_mul_pd(a, b)
+#define vd_min(a, b) _mm256_min_pd(a, b)
+#define vd_max(a, b) _mm256_max_pd(a, b)
+#define vl_zero() vi_zero()
+#define vl_store(p, v) vi_store(p, v)
+#define VM __m256d
+#define vd_abs(a) _mm256_andnot_pd(_mm256_set1_pd(-0.0), a)
+#define vd_pick(m, a, b) _mm256_blendv_pd(b, a, m)
+#define vm_finite(v) vm_equal(_mm256_sub_pd(v, v), _mm256_setzero_pd())
+#define vm_equal(a, b) _mm256_cmp_pd(a, b, _CMP_EQ_OQ)
+#define vm_less(a, b) _mm256_cmp_pd(a, b, _CMP_LT_OQ)
+#define vm_nan(v) _mm256_cmp_pd(v, v, _CMP_UNORD_Q)
+#define vl_count(c, m) _mm256_sub_epi64(c, _mm256_castpd_si256(m))
 #define vu_load(p) _mm256_loadu_si256((const __m256i *)(p))
 #define vu_zero() _mm256_setzero_si256()
 #define vu_add32(a, b) _mm256_add_epi32(a, b)
@@ -90,6 +150,26 @@
 #define vi_store(p, v) _mm_storeu_si128((__m128i *)(p), v)
 #define vi_count_zero(c, x) _mm_sub_epi32(c, _mm_castps_si128(_mm_cmpeq_ps(x, _mm_setzero_ps())))
 #define vi_count_negative(c, x) _mm_sub_epi32(c, _mm_castps_si128(_mm_cmplt_ps(x, _mm_setzero_ps())))
+#define VD __m128d
+#define VL __m128i
+#define vd_load(p) _mm_loadu_pd(p)
+#define vd_store(p, v) _mm_storeu_pd(p, v)
+#define vd_all(x) _mm_set1_pd(x)
+#define vd_add(a, b) _mm_add_pd(a, b)
+#define vd_sub(a, b) _mm_sub_pd(a, b)
+#define vd_mul(a, b) _mm_mul_pd(a, b)
+#define vd_min(a, b) _mm_min_pd(a, b)
+#define vd_max(a, b) _mm_max_pd(a, b)
+#define vl_zero() vi_zero()
+#define vl_store(p, v) vi_store(p, v)
+#define VM __m128d
+#define vd_abs(a) _mm_andnot_pd(_mm_set1_pd(-0.0), a)
+#define vd_pick(m, a, b) _mm_or_pd(_mm_and_pd(m, a), _mm_andnot_pd(m, b))
+#define vm_finite(v) vm_equal(_mm_sub_pd(v, v), _mm_setzero_pd())
+#define vm_equal(a, b) _mm_cmpeq_pd(a, b)
+#define vm_less(a, b) _mm_cmplt_pd(a, b)
+#define vm_nan(v) _mm_cmpunord_pd(v, v)
+#define vl_count(c, m) _mm_sub_epi64(c, _mm_castpd_si128(m))
 #define vu_load(p) _mm_loadu_si128((const __m128i *)(p))
 #define vu_zero() _mm_setzero_si128()
 #define vu_add32(a, b) _mm_add_epi32(a, b)
@@ -112,4 +192,24 @@
 #define vi_store(p, v) (*(p) = (v))
 #define vi_count_zero(c, x) ((c) + ((x) == 0.0f))
 #define vi_count_negative(c, x) ((c) + ((x) < 0.0f))
+#define VD double
+#define VL int64_t
+#define VM int
+#define vd_load(p) (*(p))
+#define vd_store(p, v) (*(p) = (v))
+#define vd_all(x) (x)
+#define vd_add(a, b) ((a) + (b))
+#define vd_sub(a, b) ((a) - (b))
+#define vd_mul(a, b) ((a) * (b))
+#define vd_min(a, b) ((a) < (b) ? (a) : (b))
+#define vd_max(a, b) ((a) > (b) ? (a) : (b))
+#define vd_abs(a) fabs(a)
+#define vd_pick(m, a, b) ((m) ? (a) : (b))
+#define vm_finite(v) ((v) - (v) == 0.0)
+#define vm_equal(a, b) ((a) == (b))
+#define vm_less(a, b) ((a) < (b))
+#define vm_nan(v) ((v) != (v))
+#define vl_zero() 0
+#define vl_store(p, v) (*(p) = (v))
+#define vl_count(c, m) ((c) + (m))
 #endif

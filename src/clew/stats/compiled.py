@@ -38,7 +38,7 @@ ELEMENT_TYPES: Final = (
 )
 """Names in the order of the kernel's element types; torch versions differ in which they have."""
 
-CHOICES: Final = ("torch", "baseline", "avx2", "avx512")
+CHOICES: Final = ("torch", "plain", "baseline", "avx2", "avx512")
 
 
 def list_dtype_codes() -> dict[torch.dtype, int]:
@@ -66,15 +66,9 @@ def load_kernel() -> Any:
             where="environment",
             next_step=f"use one of {', '.join(built.variants())}, or unset it",
         ) from None
-    base = torch.Tensor
-    questions = (
-        base.data_ptr,
-        base.numel,
-        base.is_contiguous,
-        base.is_neg,
-        _find_mode_check(),
-        torch.get_num_threads,
-    )
+    tensor = torch.Tensor
+    methods = (tensor.data_ptr, tensor.numel, tensor.is_contiguous, tensor.stride, tensor.is_neg)
+    questions = (*methods, _find_mode_check(), torch.get_num_threads)
     types = (torch.Tensor, torch.nn.Parameter)
     built.configure(types, list_dtype_codes(), questions, _find_openmp())
     return built
