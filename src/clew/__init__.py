@@ -11,10 +11,21 @@ _HOMES = {
     "list_runs": "clew.api.read",
     "Run": "clew.query",
     "trace": "clew.api.look",
+    "print": "clew.api.taps",
+    "check": "clew.api.taps",
+    "checks": "clew.api.taps",
+    "tap": "clew.api.taps",
+    "on": "clew.api.taps",
+    "log_image": "clew.api.media",
+    "log_figure": "clew.api.media",
+    "log_histogram": "clew.api.media",
     "ClewError": "clew.errors",
+    "CheckError": "clew.errors",
+    "CheckWarning": "clew.errors",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the table is the list
+# The table is the list; only a star import must leave the builtin print alone.
+__all__ = ["__version__", *(name for name in _HOMES if name != "print")]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> _Any:
@@ -27,4 +38,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "print"])
