@@ -1,4 +1,4 @@
-"""Builds the statistics kernel; without a compiler the package still installs and uses its torch path."""
+"""Builds the kernels; without a compiler the package still installs and uses its torch and numpy paths."""
 
 import sys
 
@@ -19,4 +19,13 @@ kernel = Extension(
     optional=True,
 )
 
-setup(ext_modules=[kernel])
+pair = Extension(
+    "clew.compare._pair",
+    sources=["src/clew/compare/_pair.c"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")],
+    extra_compile_args=[] if sys.platform == "win32" else [*UNIX_FLAGS, "-Wno-psabi"],
+    py_limited_api=True,
+    optional=True,
+)
+
+setup(ext_modules=[kernel, pair])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -12,7 +12,9 @@ from clew.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
+built: ModuleType | None
 try:
     from clew.stats import _kernel as built
 except ImportError:  # no compiler when the package was installed: the torch path does the work
@@ -47,7 +49,7 @@ def list_dtype_codes() -> dict[torch.dtype, int]:
     return codes | {torch.bool: ELEMENT_TYPES.index("uint8")}
 
 
-def load_kernel() -> Any:
+def load_kernel() -> ModuleType | None:
     """Return the kernel ready for use, or None when the torch path should do the work."""
     choice = os.environ.get("CLEW_KERNEL", "")
     if choice and choice not in CHOICES:
@@ -82,7 +84,7 @@ def _find_mode_check() -> Callable[[], bool]:
 
 def _find_openmp() -> int:
     """Return the address of the OpenMP entry point that torch itself uses, or 0: then one thread does the work."""
-    if not torch.backends.openmp.is_available():
+    if not torch._C.has_openmp:
         return 0
     try:
         entry = ctypes.CDLL(None).GOMP_parallel

@@ -8,7 +8,6 @@ import numpy as np
 
 from clew.model.schema import HIST_BINS, HIST_LOW_EXPONENT, HIST_MAGNITUDES, STAT_INDEX, STAT_NAMES
 from clew.stats import spec
-from clew.stats.spec import chain as chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -86,14 +85,15 @@ def fingerprint(array: NDArray[Any]) -> int:
 def _real_numbers(array: NDArray[Any]) -> NDArray[Any]:
     """Return the elements in logical order, a complex one as its two parts."""
     flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
+    real: NDArray[Any] = flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
+    return real
 
 
 def _one_nan(x: NDArray[Any]) -> NDArray[Any]:
     """Return the array with every NaN replaced by the one that stands for all."""
     if x.dtype.kind != "f" or not np.isnan(x).any():
         return x
-    bits = x.view(f"<u{x.itemsize}").copy()
+    bits: NDArray[Any] = x.view(f"<u{x.itemsize}").copy()
     bits[np.isnan(x)] = spec.NAN_BITS[x.itemsize]
     return bits
 
@@ -110,7 +110,7 @@ def merge(rows: Sequence[NDArray[np.float64]] | NDArray[np.float64]) -> NDArray[
 def _merge_two(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the row of two parts; sums of squared deviations are joined about the common mean."""
     na, nb = _finite(a), _finite(b)
-    out = (a if na else b).copy()
+    out: NDArray[np.float64] = (a if na else b).copy()
     out[:MIN] = a[:MIN] + b[:MIN]
     if na and nb:
         n = na + nb
@@ -131,7 +131,7 @@ def _finite(row: NDArray[np.float64]) -> float:
 
 
 def merge_histograms(hists: Iterable[NDArray[np.uint32]]) -> NDArray[np.uint32]:
-    """Return the histogram of all elements together; a count that no longer fits stays at the largest number."""
+    """Return the histogram of all elements together; a count that no longer fits stays at the limit."""
     total = np.zeros(HIST_BINS, np.uint64)
     for hist in hists:
         total += hist
@@ -139,11 +139,11 @@ def merge_histograms(hists: Iterable[NDArray[np.uint32]]) -> NDArray[np.uint32]:
 
 
 def quantile(hist: NDArray[np.uint32], row: NDArray[np.float64], q: float) -> float:
-    """Return the approximate quantile ``q`` (0 to 1) of the finite elements, from a histogram and its row of statistics.
+    """Return the approximate quantile ``q`` (0 to 1) of the finite elements, from a histogram and its row.
 
-    The counted elements stand for the negative and the positive ones, the row says how many there are of each and how many
-    zeros. Inside a bin magnitudes are taken to be spread evenly in their logarithm; the result lies in the right
-    bin, so it is right within a factor of two, and never outside minimum and maximum.
+    The row says how many negative, zero and positive elements there are, the counted ones say how the magnitudes of
+    each sign are spread. Inside a bin magnitudes are taken to be even in their logarithm, so the result is within a
+    factor of two (of the elements counted), and never outside minimum and maximum.
     """
     negative = row[NEGATIVE] - row[NEG_INF]
     positive = row[POSITIVE] - row[POS_INF]

@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 
 from clew.errors import UnsupportedTensor
 from clew.model.schema import HIST_BINS, STAT_NAMES
-from clew.stats import reference
-
+from clew.stats import reference, spec, torch_path
 from clew.stats.compiled import load_kernel
-
-KERNEL = load_kernel()
+from clew.stats.readable import Reading, read, subtract, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from numpy.typing import NDArray
+
+ROW_BYTES: Final = 8 * len(STAT_NAMES)
+HIST_BYTES: Final = 4 * HIST_BINS
+
+KERNEL: Final = load_kernel()
+
+
+class _Waiting(NamedTuple):
+    """A row that a device still holds: what to do with its packed numbers once they are on the host."""
+
+    row: int
+    packed: torch.Tensor
+    hash: bool
+    hist: bool
+    zeros: int
+    places: tuple[torch.Tensor, ...]
+
+
+class _Merge(NamedTuple):
+    """A merge that waits until the rows it needs have arrived."""
+
+    row: int
+    other: int
 
 
 class Rows:
     """A growing table with one row of statistics per measured tensor.
 
-    The caller numbers the rows. ``values`` (float64, one column per ``STAT_NAMES``), ``hashes`` (uint64) and
-    ``hists`` (uint32, ``HIST_BINS`` columns) may be read after ``settle()``; they are replaced when the table grows, so
-    do not keep references to them. ``hashes`` and ``hists`` are None unless asked for here; a row measured without
-    a hash or a histogram has zeros there.
+    The caller numbers the rows. ``values`` (float64, one column per ``STAT_NAMES``), ``hashes`` (uint64) and ``hists``
+    (uint32, ``HIST_BINS`` columns) may be read after ``settle()``; they are replaced when the table grows, so do not
+    keep them. ``hashes`` and ``hists`` are None unless asked for here; a row measured without a hash or a histogram
+    has zeros there. Measuring changes nothing: no operation is recorded, no tensor, counter or random state touched;
+    a tensor in this process's memory is read by address.
     """
 
     def __init__(self, *, hashes: bool = False, hists: bool = False, capacity: int = 256) -> None:
         self.threads = 0
-        """How many threads a measurement may use; results do not depend on it."""
+        """How many threads a measurement may use, 0 for as many as torch; results do not depend on it."""
         self.values: NDArray[np.float64] = np.full((capacity, len(STAT_NAMES)), np.nan)
         self.hashes: NDArray[np.uint64] | None = np.zeros(capacity, np.uint64) if hashes else None
         self.hists: NDArray[np.uint32] | None = np.zeros((capacity, HIST_BINS), np.uint32) if hists else None
+        self._log: list[_Waiting | _Merge] = []
         self._find_addresses()
 
     def _find_addresses(self) -> None:
@@ -48,38 +71,33 @@ class Rows:
         """Measure one tensor into a row; raises UnsupportedTensor when it has no readable values."""
         if row >= self._capacity:
             self.reserve(row + 1)
-        if KERNEL is not None and KERNEL.measure(
+        if KERNEL is None or not KERNEL.measure(
             tensor,
-            self._values_at + row * 112,
+            self._values_at + row * ROW_BYTES,
             self._hashes_at + row * 8 if hash and self._hashes_at else 0,
-            self._hists_at + row * 512 if hist and self._hists_at else 0,
+            self._hists_at + row * HIST_BYTES if hist and self._hists_at else 0,
             self.threads,
         ):
-            return
-        if not tensor.device.type == "cpu":
-            raise UnsupportedTensor("not yet")
-        array = tensor.detach().numpy() if tensor.dtype.itemsize != 2 else tensor.detach().float().numpy()
-        self.values[row] = reference.summarise(array)
-        if self.hashes is not None:
-            self.hashes[row] = reference.fingerprint(array) if hash else 0
-        if self.hists is not None:
-            self.hists[row] = reference.histogram(array) if hist else 0
+            self._measure_other(tensor, row, hash=hash, hist=hist)
 
     def measure_many(
         self, tensors: Sequence[torch.Tensor], first_row: int, *, hash: bool = False, hist: bool = False
     ) -> list[tuple[int, UnsupportedTensor]]:
         """Measure tensors into consecutive rows in one call.
 
-        Returns the positions that could not be measured, with the reason; their rows hold NaN. Usually an empty list.
+        Returns the positions that could not be measured, with the reason; their rows are NaN. Usually empty.
         """
-        failures = []
         self.reserve(first_row + len(tensors))
-        for position, tensor in enumerate(tensors):
-            try:
-                self.measure(tensor, first_row + position, hash=hash, hist=hist)
-            except UnsupportedTensor as error:
-                failures.append((position, error))
-        return failures
+        left = range(len(tensors))
+        if KERNEL is not None:
+            left = KERNEL.measure_many(
+                tensors, *self._find_row(first_row, hash=hash, hist=hist), self.threads
+            )
+        return [
+            (position, failure)
+            for position in left
+            if (failure := self._try(tensors[position], first_row + position, hash=hash, hist=hist))
+        ]
 
     def measure_updates(
         self,
@@ -94,45 +112,183 @@ class Rows:
 
         ``old`` are buffers of the caller (clones of ``new`` at the start). Failures as in ``measure_many``.
         """
-        failures = []
-        for position, (after, before) in enumerate(zip(new, old, strict=True)):
-            try:
-                after = after.detach()
-                self.measure(after - before, first_row + position, hash=hash, hist=hist)
-                before.copy_(after)
-            except UnsupportedTensor as error:
-                failures.append((position, error))
-        return failures
+        self.reserve(first_row + len(new))
+        left = range(len(new))
+        if KERNEL is not None:
+            left = KERNEL.measure_updates(
+                new, old, *self._find_row(first_row, hash=hash, hist=hist), self.threads
+            )
+        return [
+            (position, failure)
+            for position in left
+            if (
+                failure := self._try_update(
+                    new[position], old[position], first_row + position, hash=hash, hist=hist
+                )
+            )
+        ]
+
+    def _find_row(self, row: int, *, hash: bool, hist: bool) -> tuple[int, int, int]:
+        """Return the addresses of a row, its hash and its histogram; 0 for what is not wanted."""
+        return (
+            self._values_at + row * ROW_BYTES,
+            self._hashes_at + row * 8 if hash and self._hashes_at else 0,
+            self._hists_at + row * HIST_BYTES if hist and self._hists_at else 0,
+        )
+
+    def _try(self, tensor: torch.Tensor, row: int, *, hash: bool, hist: bool) -> UnsupportedTensor | None:
+        """Measure a tensor; return the error instead of raising it, and leave NaN in its row."""
+        try:
+            self.measure(tensor, row, hash=hash, hist=hist)
+        except UnsupportedTensor as error:
+            self._clear(row)
+            return error
+        return None
+
+    def _try_update(
+        self, new: torch.Tensor, old: torch.Tensor, row: int, *, hash: bool, hist: bool
+    ) -> UnsupportedTensor | None:
+        """Measure a difference as ``_try`` does, and overwrite the old values."""
+        try:
+            with undisturbed():
+                change = subtract(new, old)
+                old.copy_(new)
+        except UnsupportedTensor as error:
+            self._clear(row)
+            return error
+        return self._try(change, row, hash=hash, hist=hist)
+
+    def _clear(self, row: int) -> None:
+        self.values[row] = np.nan
+        if self.hashes is not None:
+            self.hashes[row] = 0
+        if self.hists is not None:
+            self.hists[row] = 0
+
+    def _measure_other(self, tensor: torch.Tensor, row: int, *, hash: bool, hist: bool) -> None:
+        """Measure a tensor that is not simply memory: another device, another layout, a subclass."""
+        hash, hist = hash and self.hashes is not None, hist and self.hists is not None
+        with undisturbed():
+            reading = read(tensor)
+            if KERNEL is not None and KERNEL.measure(
+                reading.values, *self._find_row(row, hash=hash, hist=hist), self.threads
+            ):
+                if reading.zeros or reading.places:
+                    self._complete(row, reading, hash=hash)
+                return
+            packed = torch_path.measure(reading.values, hash=hash, hist=hist)
+            places = tuple(torch_path.fingerprint(p.reshape(-1)) for p in reading.places) if hash else ()
+        self._log.append(_Waiting(row, packed, hash, hist, reading.zeros, places))
+
+    def _complete(self, row: int, reading: Reading, *, hash: bool) -> None:
+        """Add to the row of a sparse tensor's stored values the zeros it does not store, to its hash their places."""
+        self._add_zeros(row, reading.zeros)
+        if hash and self.hashes is not None:
+            for place in reading.places:
+                other = torch_path.fingerprint(place.reshape(-1))
+                self.hashes[row] = spec.chain(int(self.hashes[row]), int(other) & spec.MASK_64)
+
+    def _add_zeros(self, row: int, zeros: int) -> None:
+        nothing = np.zeros(len(STAT_NAMES))
+        nothing[reference.COUNT] = nothing[reference.ZERO] = zeros
+        self.values[row] = reference.merge([self.values[row], nothing])
 
     def merge_into(self, row: int, other: int) -> None:
-        """Merge the statistics of another row into a row, as if both tensors had been measured as one."""
-        self.values[row] = reference.merge(self.values[[row, other]])
-        if self.hists is not None:
-            self.hists[row] += self.hists[other]
+        """Merge the statistics of another row into a row, as if both tensors had been measured as one.
+
+        Histograms are added and hashes chained. May be called before ``settle()``: then it happens there, in order.
+        """
+        if self._log:
+            self._log.append(_Merge(row, other))
+        else:
+            self._merge(row, other)
+
+    def _merge(self, row: int, other: int) -> None:
+        if KERNEL is not None:
+            wanted = {"hash": True, "hist": True}
+            KERNEL.merge(*self._find_row(row, **wanted), *self._find_row(other, **wanted))
+            return
+        self.values[row] = reference.merge([self.values[row], self.values[other]])
         if self.hashes is not None:
-            self.hashes[row] = reference.chain(int(self.hashes[row]), int(self.hashes[other]))
+            self.hashes[row] = spec.chain(int(self.hashes[row]), int(self.hashes[other]))
+        if self.hists is not None:
+            self.hists[row] = reference.merge_histograms([self.hists[row], self.hists[other]])
 
     def settle(self) -> None:
         """Bring the rows that other devices hold to the host: one copy per device, the only synchronisation."""
+        if not self._log:
+            return
+        log, self._log = self._log, []
+        numbers = iter(_fetch([entry for entry in log if isinstance(entry, _Waiting)]))
+        for entry in log:
+            if isinstance(entry, _Merge):
+                self._merge(entry.row, entry.other)
+            else:
+                self._write(entry, next(numbers))
+
+    def _write(self, entry: _Waiting, numbers: NDArray[np.int64]) -> None:
+        """Write what came from a device into the row it belongs to."""
+        after = len(STAT_NAMES)
+        self.values[entry.row] = torch_path.unpack(numbers, entry.packed.device.type)
+        if entry.zeros:
+            self._add_zeros(entry.row, entry.zeros)
+        if entry.hash and self.hashes is not None:
+            hashed = int(numbers[after]) & spec.MASK_64
+            after += 1
+            for place in numbers[len(numbers) - len(entry.places) :]:
+                hashed = spec.chain(hashed, int(place) & spec.MASK_64)
+            self.hashes[entry.row] = hashed
+        if entry.hist and self.hists is not None:
+            self.hists[entry.row] = numbers[after : after + HIST_BINS]
 
     def take(
         self, n: int
     ) -> tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None]:
         """Settle, and hand over the first ``n`` rows as arrays of the receiver's own; the table starts again."""
         self.settle()
+        self.reserve(n)
         return (
-            self.values[:n].copy(),
-            None if self.hashes is None else self.hashes[:n].copy(),
-            None if self.hists is None else self.hists[:n].copy(),
+            _hand_over(self.values[:n], np.nan),
+            None if self.hashes is None else _hand_over(self.hashes[:n], 0),
+            None if self.hists is None else _hand_over(self.hists[:n], 0),
         )
 
     def reserve(self, n: int) -> None:
         """Make room for ``n`` rows; a measurement does it by itself."""
-        if n > len(self.values):
-            more = max(n, 2 * len(self.values)) - len(self.values)
-            self.values = np.concatenate([self.values, np.full((more, len(STAT_NAMES)), np.nan)])
-            if self.hashes is not None:
-                self.hashes = np.concatenate([self.hashes, np.zeros(more, np.uint64)])
-            if self.hists is not None:
-                self.hists = np.concatenate([self.hists, np.zeros((more, HIST_BINS), np.uint32)])
-            self._find_addresses()
+        if n <= self._capacity:
+            return
+        rows = max(n, 2 * self._capacity)
+        self.values = _grow(self.values, rows, np.nan)
+        self.hashes = None if self.hashes is None else _grow(self.hashes, rows, 0)
+        self.hists = None if self.hists is None else _grow(self.hists, rows, 0)
+        self._find_addresses()
+
+
+def _fetch(entries: list[_Waiting]) -> list[NDArray[np.int64]]:
+    """Return the packed numbers of each entry on the host, after one copy from each device."""
+    fetched: dict[int, NDArray[np.int64]] = {}
+    with undisturbed():
+        for device in {entry.packed.device for entry in entries}:
+            local = [(i, entry) for i, entry in enumerate(entries) if entry.packed.device == device]
+            parts = [torch.cat([e.packed, *(p.reshape(1) for p in e.places)]) for _, e in local]
+            lengths = np.cumsum([part.numel() for part in parts])
+            host = torch.cat(parts).cpu().numpy()
+            fetched.update(zip((i for i, _ in local), np.split(host, lengths[:-1]), strict=True))
+    return [fetched[i] for i in range(len(entries))]
+
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+
+def _hand_over(rows: NDArray[_Number], empty: float) -> NDArray[_Number]:
+    """Return a copy of the rows and empty them."""
+    copy: NDArray[_Number] = rows.copy()
+    rows[...] = empty
+    return copy
+
+
+def _grow(table: NDArray[_Number], rows: int, empty: float) -> NDArray[_Number]:
+    """Return a longer table with the same first rows."""
+    longer = np.full((rows, *table.shape[1:]), empty, table.dtype)
+    longer[: len(table)] = table
+    return longer
