@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.c 
 	touch $(STAMP)
 
 demo: $(STAMP)  ## train a net that goes wrong under clew, then show what was recorded
-	$(BIN)/clew run examples/demo_broken.py
+	$(BIN)/clew run --every 1 examples/demo_broken.py
 	$(BIN)/clew show latest
 
 test: $(STAMP)  ## run the whole test suite

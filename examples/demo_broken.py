@@ -1,49 +1,53 @@
-"""A small classifier that learns at first and then blows up: its learning rate doubles every few steps.
+"""A small regression that learns at first and then blows up: its learning rate doubles every few steps.
 
 Run it under clew and look at the record:
 
-    clew run examples/demo_broken.py
+    clew run --every 1 examples/demo_broken.py
     clew show latest
 """
 
 import torch
 from torch import nn
 
-STEPS = 240
+STEPS = 320
 BATCH = 64
 
 
-def make_data(samples=1024, features=16, classes=4):
+def make_data(samples=1024, features=16):
     generator = torch.Generator().manual_seed(0)
-    centres = 2 * torch.randn(classes, features, generator=generator)
-    labels = torch.randint(classes, (samples,), generator=generator)
-    return centres[labels] + torch.randn(samples, features, generator=generator), labels
+    inputs = torch.randn(samples, features, generator=generator)
+    slopes = torch.randn(features, 1, generator=generator)
+    return inputs, torch.sin(inputs @ slopes) + inputs[:, :1]
 
 
-def make_model(features=16, classes=4):
-    return nn.Sequential(
-        nn.Linear(features, 64),
-        nn.ReLU(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
-        nn.Linear(64, classes),
-    )
+class Net(nn.Module):
+    def __init__(self, features=16, width=64):
+        super().__init__()
+        self.fc1 = nn.Linear(features, width)
+        self.fc2 = nn.Linear(width, width)
+        self.head = nn.Linear(width, 1)
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        x = self.relu(self.fc1(x))
+        x = self.relu(self.fc2(x))
+        return self.head(x)
 
 
 def main():
     torch.manual_seed(1)
-    inputs, labels = make_data()
+    inputs, targets = make_data()
     loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(inputs, labels), batch_size=BATCH, shuffle=True
+        torch.utils.data.TensorDataset(inputs, targets), batch_size=BATCH, shuffle=True
     )
-    model = make_model()
+    model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     # The fault: somebody meant to halve the learning rate.
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=16, gamma=2.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=40, gamma=2.0)
     step = 0
     while step < STEPS:
         for batch, target in loader:
-            loss = nn.functional.cross_entropy(model(batch), target)
+            loss = nn.functional.mse_loss(model(batch), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

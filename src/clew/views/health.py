@@ -1,7 +1,7 @@
-"""How each site of a run is doing, worst first, from a few steps: the first, the last calm one, the trouble, now.
+"""How each site of a run is doing, worst first, from a few steps: the first, the last calm one, the trouble.
 
 A long run is not read through: the store finds the first NaN or infinity by its indexes, and whole steps are
-read at four places only. What grows or dies in between and recovers is not seen here.
+read at three places only. What grows or dies in between and recovers is not seen here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class SiteHealth:
-    """A module (or batch, or loss) with its worst trouble and the numbers of the newest step."""
+    """A module (or batch, or loss) with its worst trouble and the numbers of the last calm step."""
 
     site: Site
     trouble: Trouble | None
@@ -58,36 +58,53 @@ class SiteHealth:
         return ORDINARY if self.trouble is None else self.trouble.severity
 
 
-def examine(run: Run) -> list[SiteHealth]:
-    """Return every site that has numbers, worst first, ordinary ones in order of execution."""
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Every site that has numbers, worst first, ordinary ones in order of execution.
+
+    ``step`` is the step of the numbers: the newest one, or the last before anything was NaN or infinite.
+    """
+
+    sites: tuple[SiteHealth, ...] = ()
+    step: int = -1
+    is_newest: bool = True
+
+    @property
+    def first_nonfinite(self) -> Trouble | None:
+        """The first NaN or infinity in order of execution."""
+        return next((health.trouble for health in self.sites if health.severity == NONFINITE), None)
+
+
+def examine(run: Run) -> Examination:
+    """Return how the sites of a run are doing."""
     sites = {site.name: site for site in run.sites}
     by_number = {site.id: site for site in run.sites}
     tables = _read_tables(run)
     if tables is None:
-        return []
-    first, calm, storm, newest = tables
+        return Examination()
+    first, calm, storm = tables
     worst: dict[str, Trouble] = {}
     for trouble in (*_find_nonfinite(storm), *_find_exploding(first, calm), *_find_lifeless(calm)):
         home = _home(sites[trouble.site], by_number).name
         if home not in worst or _urgency(trouble) < _urgency(worst[home]):
             worst[home] = trouble
-    numbers = _read_numbers(newest, sites, by_number)
+    numbers = _read_numbers(calm, sites, by_number)
     found = [
         SiteHealth(sites[name], worst.get(name), **numbers.get(name, {})) for name in {**numbers, **worst}
     ]
-    return sorted(found, key=_rank)
+    step = int(calm["step"][0]) if len(calm) else -1
+    return Examination(tuple(sorted(found, key=_rank)), step, is_newest=storm is calm)
 
 
-def _read_tables(run: Run) -> tuple[Table, Table, Table, Table] | None:
+def _read_tables(run: Run) -> tuple[Table, Table, Table] | None:
     recorded = recorded_steps(run)
     if not len(recorded):
         return None
     bad = run.first_nonfinite()
     trouble = len(recorded) if bad is None else int(np.searchsorted(recorded, bad["step"]))
-    calm = recorded[trouble - 1] if trouble else recorded[0]
-    newest = run.latest()
-    storm = newest if bad is None else run.stats(step=slice(bad["step"], bad["step"] + _STEPS_OF_TROUBLE))
-    return run.stats(step=int(recorded[0])), run.stats(step=int(calm)), storm, newest
+    calm = run.stats(step=int(recorded[max(trouble - 1, 0)]))
+    storm = calm if bad is None else run.stats(step=slice(bad["step"], bad["step"] + _STEPS_OF_TROUBLE))
+    return run.stats(step=int(recorded[0])), calm, storm
 
 
 def recorded_steps(run: Run) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
 from clew.views.curve import thin
-from clew.views.health import NONFINITE, ORDINARY, SiteHealth, Trouble, examine, recorded_steps
+from clew.views.health import ORDINARY, Examination, SiteHealth, Trouble, examine, recorded_steps
 from clew.views.number import format_integer, format_share
 from clew.views.run_list import STATE_TONES, shorten_problem
 
@@ -36,22 +36,22 @@ _TONES: Final = ("bad", "bad", "warn", "warn", "plain")
 SITE_COLUMNS: Final = (
     Column("site", "site", flexible=True),
     Column("health", "health"),
-    Column("output_std", "output std", "number", drop=3),
+    Column("output_std", "output", "number", drop=3),
     Column("param_l2", "weight", "number", drop=2),
-    Column("grad_l2", "gradient", "number", drop=1),
-    Column("update_ratio", "update/weight", "number", drop=4),
+    Column("grad_l2", "grad", "number", drop=1),
+    Column("update_ratio", "update", "number", drop=4),
 )
 
 
 def make_page(run: Run) -> Page:
     """Return everything one wants to know first about a run."""
     losses = {name: series for name, series in run.scalars("loss").items() if len(series)}
-    sites = examine(run)
+    health = examine(run)
     blocks: list[Block] = [Heading(f"run {run.name}", 1), _describe(run)]
-    blocks += _warn(run, sites)
+    blocks += _warn(run, health)
     blocks.append(Heading("loss"))
     blocks += _draw_losses(losses)
-    blocks += [Heading("sites, worst first"), _list_sites(run, sites)]
+    blocks += [Heading("sites, worst first"), _list_sites(run, health)]
     blocks += [Heading("time"), *_account_time(run)]
     blocks += [Heading("memory"), _account_memory(run)]
     return Page(f"run {run.name}", tuple(blocks))
@@ -110,8 +110,8 @@ def _say_git(info: RunInfo) -> str | None:
     return f"{commit}{branch}{', with changes' if info.git.get('dirty') else ''}"
 
 
-def _warn(run: Run, sites: list[SiteHealth]) -> list[Block]:
-    first = next((health.trouble for health in sites if health.severity == NONFINITE), None)
+def _warn(run: Run, health: Examination) -> list[Block]:
+    first = health.first_nonfinite
     blocks: list[Block] = [] if first is None else [_point_at(run, first)]
     blocks += [Callout("warning", shorten_problem(problem)) for problem in run.problems]
     faults = run.faults()
@@ -155,13 +155,13 @@ def _describe_loss(name: str, series: Any) -> list[tuple[str, Cell]]:
     return rows
 
 
-def _list_sites(run: Run, sites: list[SiteHealth]) -> Table:
-    shown = sites[:MOST_SITES]
-    rest = len(sites) - len(shown)
-    note = f"{format_integer(rest)} more: clew show {run.name} --site '*'" if rest else ""
-    return Table(
-        SITE_COLUMNS, tuple(_row(health) for health in shown), empty="no statistics were recorded", note=note
-    )
+def _list_sites(run: Run, health: Examination) -> Table:
+    shown = health.sites[:MOST_SITES]
+    when = f"at step {format_integer(health.step)}" + ("" if health.is_newest else ", before the trouble")
+    note = f"{when}: output std, weight and grad L2 norm, update over weight"
+    if rest := len(health.sites) - len(shown):
+        note += f"; {format_integer(rest)} more: clew show {run.name} --site '*'"
+    return Table(SITE_COLUMNS, tuple(map(_row, shown)), empty="no statistics were recorded", note=note)
 
 
 def _row(health: SiteHealth) -> tuple[Cell, ...]:

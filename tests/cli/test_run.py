@@ -1,0 +1,83 @@
+"""``clew run`` from end to end: the demo, as a pipe and as a person on a terminal see it."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo_broken.py"
+
+
+def call(*words, cwd):
+    command = [sys.executable, "-m", "clew", *words]
+    return subprocess.run(command, check=False, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return the folder in which the demo was recorded, and how that went."""
+    folder = tmp_path_factory.mktemp("demo")
+    (folder / "clew.toml").write_text('out = "records"\nevery = 1\n')
+    return folder, call("run", "--name", "demo", str(DEMO), cwd=folder)
+
+
+def test_the_script_speaks_on_stdout_and_clew_on_stderr(recorded):
+    folder, done = recorded
+    assert done.returncode == 0
+    plain = subprocess.run(
+        [sys.executable, str(DEMO)], check=True, capture_output=True, text=True, cwd=folder
+    )
+    assert done.stdout == plain.stdout
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("clew: recorded records/demo, ")
+    assert re.fullmatch(r"clew: 320 steps, last loss NaN, cost of clew \S+ %", lines[1])
+    assert re.fullmatch(r"clew: worst site: .+ \((NaN|Inf) in \w+ at step \d+\)", lines[2])
+    assert lines[3] == "clew: next: clew show demo"
+    assert len(lines) == 4
+
+
+def test_the_record_names_where_it_went_wrong(recorded):
+    folder, _ = recorded
+    (run,) = json.loads(call("ls", "--json", cwd=folder).stdout)
+    assert (run["name"], run["state"], run["steps"], run["loss"]) == ("demo", "complete", 320, "NaN")
+    page = call("show", cwd=folder).stdout
+    assert "NaN first seen at step" in page or "inf first seen at step" in page
+    for site in ("fc1", "fc2", "head"):
+        assert re.search(rf"^  {site} +(NaN|inf) in ", page, re.MULTILINE)
+
+
+def test_on_a_terminal_a_line_shows_where_training_stands(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time, torch\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for step in range(60):\n"
+        "    opt.zero_grad(); net(torch.ones(2, 4)).sum().backward(); opt.step(); time.sleep(0.01)\n"
+        "print('done')\n"
+    )
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "clew", "run", str(script)]
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave, env=environment
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(master, 4096)
+        except OSError:
+            break
+        shown += chunk
+    os.close(master)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert re.search(r"\r\x1b\[Kclew: step \d+ .*loss -?\d", text)
+    assert "\r\x1b[Kdone\r\n" in text, "the line is gone before the script prints"
+    assert text.rstrip().splitlines()[-1].startswith("clew: next: clew show ")

@@ -1,0 +1,114 @@
+"""Every example of the documentation is run, each page from top to bottom in a folder of its own.
+
+``python`` blocks share one namespace per page. A block that starts with ``# file: NAME`` is written to that file
+instead. In ``console`` blocks the lines ``$ clew …`` are executed and must exit with 0, or with N where the line
+ends with ``# exit N``; other lines are what a reader sees.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from clew.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# file: (\S+)\n")
+EXIT = re.compile(r"\s+# exit (\d+)\s*$")
+ALONE = ("run",)
+"""Commands that need a process of their own: the script becomes ``__main__``."""
+
+
+class Block(NamedTuple):
+    """One fenced block of a page and the line on which its text starts."""
+
+    language: str
+    text: str
+    line: int
+
+
+def read_blocks(page: str) -> list[Block]:
+    """Return the fenced blocks of a page in order."""
+    return [
+        Block(
+            match[2],
+            re.sub(f"^{match[1]}", "", match[3], flags=re.MULTILINE),
+            page[: match.start(3)].count("\n"),
+        )
+        for match in FENCE.finditer(page)
+    ]
+
+
+def run_page(text: str, name: str) -> None:
+    """Run a page in the working directory; raises for the first example that does not do what it says."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in read_blocks(text):
+        if found := FILE.match(block.text):
+            Path(found[1]).write_text(block.text[found.end() :], encoding="utf-8")
+        elif block.language == "python":
+            # Line numbers of an error are then those of the page.
+            code = compile("\n" * block.line + block.text, name, "exec")
+            exec(code, namespace)
+        elif block.language == "console":
+            run_console(block.text, name)
+
+
+def run_console(text: str, name: str) -> None:
+    """Run the ``$ clew`` lines of a console block."""
+    for line in text.splitlines():
+        if not line.startswith("$ clew"):
+            continue
+        wanted = int(found[1]) if (found := EXIT.search(line)) else 0
+        words = shlex.split(EXIT.sub("", line))[2:]
+        assert run_clew(words) == wanted, f"{name}: {line}"
+
+
+def run_clew(words: list[str]) -> int:
+    if words[:1] and words[0] not in ALONE:
+        return main(words)
+    done = subprocess.run(
+        [sys.executable, "-m", "clew", *words], check=False, stdin=subprocess.DEVNULL, timeout=120
+    )
+    return done.returncode
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_the_examples_of_a_page_work(page, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setattr(sys, "argv", ["example"])
+        run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize(
+    ("page", "error"),
+    [
+        ("```python\nx = 1\n```\ntext\n```python\nassert x == 2\n```\n", AssertionError),
+        ("```console\n$ clew shwo\n```\n", AssertionError),
+        ("```console\n$ clew --version  # exit 3\n```\n", AssertionError),
+        ("- item\n  ```python\n  1 / 0\n  ```\n", ZeroDivisionError),
+    ],
+)
+def test_a_page_that_lies_fails(page, error, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        with pytest.raises(error):
+            run_page(page, "page.md")
+
+
+def test_a_page_that_tells_the_truth_passes(tmp_path, monkeypatch, capsys):
+    page = (
+        "```python\n# file: a.txt\nhello\n```\n```python\nx = open('a.txt')\nassert x.read() == 'hello\\n'\nx.close()\n```\n"
+        "```console\n$ clew shwo  # exit 2\nclew: unknown command\n$ clew --version\n$ make nothing\n```\n```text\n1/0\n```\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        run_page(page, "page.md")
+    assert capsys.readouterr().out == f"clew {__import__('clew').__version__}\n"
