@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "show": ("clew.cli.show", "show one run, or the statistics of some of its sites"),
     "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON or Parquet"),
     "rm": ("clew.cli.rm", "delete runs"),
+    "ckpt": ("clew.cli.ckpt", "show, compare and scan checkpoints"),
 }
 """Name of each command, its module, and what it does.
 

@@ -1,0 +1,1 @@
+"""Two runs, two tensors, two checkpoints: what differs, and where first."""
