@@ -64,7 +64,7 @@ class TensorNode:
     @property
     def bytes(self) -> int:
         """Size of the elements in memory."""
-        return self.numel * _ITEM_BYTES.get(self.dtype, 1)
+        return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from clew.capture.torch.trace_loss import choose_loss, leaf_gradients
 from clew.capture.torch.trace_measure import Measurer
 from clew.capture.torch.trace_names import ModelNames
 from clew.capture.torch.trace_recorder import OperationRecorder, Watcher
-from clew.capture.torch.trace_restore import eager, unchanged, version_of
+from clew.capture.torch.trace_restore import eager, unchanged, version_of, without_collector
 from clew.capture.torch.trace_subject import Subject, resolve_subject
 
 if TYPE_CHECKING:
@@ -99,6 +99,11 @@ def trace_any(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options
 
 def trace_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TraceOptions) -> Graph:
     """Run a model once on its inputs and return its graph."""
+    with without_collector():
+        return _trace(model, args, kwargs, options)
+
+
+def _trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TraceOptions) -> Graph:
     subject = resolve_subject(model, args, kwargs)
     measurer = Measurer(values=options.summary, grads=options.backward)
     is_measuring = options.summary or options.backward

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import linecache
-import math
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from clew.capture.torch.trace_cost import Call, count_bytes, count_macs
+from clew.capture.torch.trace_cost import count_bytes, count_macs
 from clew.capture.torch.trace_function import name_arguments
 from clew.capture.torch.trace_recorder import Ref
 from clew.model.graph import Graph, ModuleNode, Operation, TensorNode
@@ -83,25 +82,23 @@ def name_operations(recorder: OperationRecorder) -> list[str]:
 
 
 class SourceNames:
-    """Turns files and lines into ``model.py:41`` and the text of that line, each file looked up once."""
+    """Turns files and lines into ``model.py:41`` and the text of that line, each looked up once."""
 
     def __init__(self) -> None:
         self._home = os.getcwd() + os.sep  # noqa: PTH109 - text is what is compared
-        self._files: dict[str, str] = {}
+        self._known: dict[tuple[str, int] | None, tuple[str, str]] = {None: ("", "")}
+
+    def look_up(self, source: tuple[str, int] | None) -> tuple[str, str]:
+        """Return file and line, the file relative to the working directory, and the text of the line."""
+        found = self._known.get(source)
+        if found is None and source is not None:
+            place = f"{source[0].removeprefix(self._home)}:{source[1]}"
+            found = self._known[source] = (place, linecache.getline(*source).strip())
+        return found or ("", "")
 
     def place(self, source: tuple[str, int] | None) -> str:
-        """Return file and line, the file relative to the working directory where it is below it."""
-        if source is None:
-            return ""
-        file, line = source
-        short = self._files.get(file)
-        if short is None:
-            short = self._files[file] = file.removeprefix(self._home)
-        return f"{short}:{line}"
-
-    def code(self, source: tuple[str, int] | None) -> str:
-        """Return the line itself, empty where the file cannot be read."""
-        return linecache.getline(*source).strip() if source else ""
+        """Return file and line alone."""
+        return self.look_up(source)[0]
 
 
 class _Builder:
@@ -123,15 +120,15 @@ class _Builder:
             id=number,
             name=name,
             role=raw.role,
-            shape=tuple([int(size) for size in raw.shape]),
+            shape=tuple(raw.shape),
             dtype=_short(raw.dtype),
-            device=str(raw.device),
+            device=_short(raw.device),
             needs_grad=raw.needs_grad,
             producer=raw.producer,
             stats=self._measures.values.get(number),
             grad_stats=self._measures.grads.get(number),
             aliases=self._aliases.get(raw.name, ()) if raw.role in ("param", "buffer") else (),
-            source=self._sources.place(raw.source),
+            source=self._sources.place(raw.source) if raw.source else "",
         )
 
     def operations(self) -> tuple[Operation, ...]:
@@ -140,7 +137,7 @@ class _Builder:
         built = []
         for number, raw in enumerate(self._raws):
             makers = [self.tensors[each].producer for each in raw.inputs]
-            depths.append(1 + max((depths[maker] for maker in makers if maker >= 0), default=-1))
+            depths.append(1 + max([depths[maker] for maker in makers if maker >= 0], default=-1))
             built.append(self._operation(number, raw, depths[number]))
         return tuple(built)
 
@@ -148,6 +145,7 @@ class _Builder:
         inputs = [self.tensors[each] for each in raw.inputs]
         outputs = [self.tensors[each] for each in raw.outputs]
         named = name_arguments(raw.function, raw.args, raw.kwargs)
+        place, code = self._sources.look_up(raw.source)
         return Operation(
             id=number,
             name=self._names[number],
@@ -157,18 +155,18 @@ class _Builder:
             args=plain_arguments(named),
             site=raw.site,
             call=raw.call,
-            source=self._sources.place(raw.source),
-            code=self._sources.code(raw.source),
+            source=place,
+            code=code,
             needs_grad=any(tensor.needs_grad for tensor in outputs),
             depth=depth,
-            macs=count_macs(raw.op, Call(named, inputs, outputs)),
+            macs=count_macs(raw.op, named, inputs, outputs),
             bytes=count_bytes(raw.op, inputs, outputs, is_view=raw.is_view),
         )
 
 
 @functools.lru_cache(maxsize=64)
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _short(thing: torch.dtype | torch.device) -> str:
+    return str(thing).removeprefix("torch.")
 
 
 def plain_arguments(named: dict[str, Any]) -> dict[str, Any]:
@@ -209,9 +207,9 @@ def _modules(recorder: OperationRecorder) -> tuple[ModuleNode, ...]:
     return tuple(
         ModuleNode(
             path=path,
-            type=f"{type(module).__module__}.{type(module).__qualname__}",
-            parameters=sum(count(tensor) for tensor in own.get(path, ())),
-            trainable=sum(count(tensor) for tensor in own.get(path, ()) if tensor.requires_grad),
+            type=type_name(type(module)),
+            parameters=sum([tensor.numel() for tensor in own.get(path, ())]),
+            trainable=sum([tensor.numel() for tensor in own.get(path, ()) if tensor.requires_grad]),
             calls=recorder.calls.get(path, 0),
             order=order.get(path, -1),
         )
@@ -219,6 +217,7 @@ def _modules(recorder: OperationRecorder) -> tuple[ModuleNode, ...]:
     )
 
 
-def count(tensor: torch.Tensor) -> int:
-    """Return the number of elements of a parameter."""
-    return math.prod(tensor.shape)
+@functools.lru_cache(maxsize=256)
+def type_name(kind: type) -> str:
+    """Return the full name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-class Call:
+class _Call:
     """The arguments of a call by name and position, as shapes where they were tensors."""
 
     __slots__ = ("by_number", "named", "outputs", "shapes")
@@ -35,13 +35,13 @@ class Call:
         return math.prod(self.outputs[0])
 
 
-def count_macs(op: str, call: Call) -> int:
+def count_macs(op: str, named: dict[str, Any], inputs: list[TensorNode], outputs: list[TensorNode]) -> int:
     """Return the multiply-adds of a call, 0 for an operation that multiplies no matrices."""
     formula = _FORMULAS.get(op.rstrip("_"))
-    if formula is None or not call.outputs:
+    if formula is None or not outputs:
         return 0
     try:
-        return int(formula(call))
+        return int(formula(_Call(named, inputs, outputs)))
     except (IndexError, KeyError, ValueError):
         # An unusual way to call a function we know: no number is better than a wrong one.
         return 0
@@ -51,63 +51,64 @@ def count_bytes(op: str, inputs: list[TensorNode], outputs: list[TensorNode], *,
     """Return the bytes a call read and wrote; a view moves nothing, a lookup reads only the rows it takes."""
     if is_view:
         return 0
-    written = sum(tensor.bytes for tensor in outputs)
+    written = sum([tensor.bytes for tensor in outputs])
     if op in _LOOKUPS:
         indices = sum(tensor.bytes for tensor in inputs if tensor.dtype.startswith("int"))
         return 2 * written + indices
-    return written + sum({tensor.id: tensor.bytes for tensor in inputs}.values())
+    read = inputs if len(inputs) < 2 else {tensor.id: tensor for tensor in inputs}.values()
+    return written + sum([tensor.bytes for tensor in read])
 
 
 _LOOKUPS: Final = frozenset({"embedding", "embedding_bag", "index_select", "gather"})
 
 
-def _convolution(call: Call) -> int:
+def _convolution(call: _Call) -> int:
     return call.made * math.prod(call.shapes[1][1:])
 
 
-def _transposed_convolution(call: Call) -> int:
+def _transposed_convolution(call: _Call) -> int:
     return math.prod(call.shapes[0]) * math.prod(call.shapes[1][1:])
 
 
-def _any_convolution(call: Call) -> int:
+def _any_convolution(call: _Call) -> int:
     return _transposed_convolution(call) if call.named.get("transposed") else _convolution(call)
 
 
-def _product(call: Call) -> int:
+def _product(call: _Call) -> int:
     return call.made * call.shapes[0][-1]
 
 
-def _added_product(call: Call) -> int:
+def _added_product(call: _Call) -> int:
     return call.made * call.shapes[1][-1]
 
 
-def _summed_product(call: Call) -> int:
+def _summed_product(call: _Call) -> int:
     return call.made * call.shapes[1][-1] * call.shapes[1][0]
 
 
-def _linear(call: Call) -> int:
+def _linear(call: _Call) -> int:
     return call.made * call.shapes[1][-1]
 
 
-def _bilinear(call: Call) -> int:
+def _bilinear(call: _Call) -> int:
     return call.made * call.shapes[0][-1] * call.shapes[1][-1]
 
 
-def _outer(call: Call) -> int:
+def _outer(call: _Call) -> int:
     return call.made
 
 
-def _contraction(call: Call) -> int:
+def _contraction(call: _Call) -> int:
     first, second = (math.prod(shape) for shape in call.shapes[:2])
     return call.made * round(math.sqrt(first * second / call.made)) if call.made else 0
 
 
-def _attention(call: Call) -> int:
+def _attention(call: _Call) -> int:
     query, key, value = call.shapes[:3]
     return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
-def _multi_head_attention(call: Call) -> int:
+def _multi_head_attention(call: _Call) -> int:
     query, key, value = call.shapes[:3]
     width = query[-1]
     queries, keys = math.prod(query[:-1]), math.prod(key[:-1])
@@ -116,7 +117,7 @@ def _multi_head_attention(call: Call) -> int:
     return projections + 2 * queries * (keys // batch) * width
 
 
-def _recurrent(call: Call) -> int:
+def _recurrent(call: _Call) -> int:
     """Each step multiplies every weight matrix once; weights come as one list of matrices and biases."""
     steps = math.prod(call.shapes[0][:-1])
     listed = [
@@ -128,12 +129,12 @@ def _recurrent(call: Call) -> int:
     return steps * sum(math.prod(shape) for shape in listed if len(shape) == 2)
 
 
-def _recurrent_cell(call: Call) -> int:
+def _recurrent_cell(call: _Call) -> int:
     batch = math.prod(call.shapes[0][:-1])
     return batch * sum(math.prod(call.by_number[call.named[name]]) for name in ("w_ih", "w_hh"))
 
 
-def _einsum(call: Call) -> int:
+def _einsum(call: _Call) -> int:
     """Each element of the output sums over the letters that are not in it."""
     equation = str(next(value for value in call.named.values() if isinstance(value, str))).replace(" ", "")
     left, arrow, right = equation.partition("->")
@@ -157,7 +158,7 @@ def _refs(value: Any) -> Iterator[Ref]:
             yield from _refs(each)
 
 
-_FORMULAS: Final[dict[str, Callable[[Call], int]]] = {
+_FORMULAS: Final[dict[str, Callable[[_Call], int]]] = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
     **dict.fromkeys(("convolution", "_convolution"), _any_convolution),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clew.capture.torch.trace_build import SourceNames, plain_arguments
-from clew.capture.torch.trace_cost import Call, count_bytes, count_macs
+from clew.capture.torch.trace_build import SourceNames, plain_arguments, type_name
+from clew.capture.torch.trace_cost import count_bytes, count_macs
 from clew.capture.torch.trace_function import plain_name
 from clew.capture.torch.trace_recorder import Ref, is_user_code
 from clew.model.graph import Graph, ModuleNode, Operation, TensorNode
@@ -115,7 +115,7 @@ class _Reader:
         taken, made = ([self.tensors[each] for each in end] for end in ends)
         named = self._named_arguments(node)
         producers = [tensor.producer for tensor in taken if tensor.producer >= 0]
-        source = _source_of(node)
+        place, code = self.sources.look_up(_source_of(node))
         return Operation(
             id=number,
             name=name,
@@ -124,11 +124,11 @@ class _Reader:
             outputs=tuple(ends[1]),
             args=plain_arguments(named),
             site=site,
-            source=self.sources.place(source),
-            code=self.sources.code(source),
+            source=place,
+            code=code,
             needs_grad=any(tensor.needs_grad for tensor in made),
             depth=1 + max((self.operations[each].depth for each in producers), default=-1),
-            macs=count_macs(op, Call(named, taken, made)),
+            macs=count_macs(op, named, taken, made),
             bytes=count_bytes(op, taken, made, is_view=False),
         )
 
@@ -197,7 +197,7 @@ class _Reader:
     def _site_of(self, node: torch.fx.Node) -> str:
         """Note the modules a node lies in, and return the innermost."""
         if node.op == "call_module":
-            self.types[str(node.target)] = _type_name(self.module.get_submodule(str(node.target)))
+            self.types[str(node.target)] = type_name(type(self.module.get_submodule(str(node.target))))
             return str(node.target)
         path = ""
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
@@ -269,7 +269,3 @@ def _source_of(node: torch.fx.Node) -> tuple[str, int] | None:
 def _size(size: Any) -> int:
     """Return a size as a number: for one that may vary, the one it was exported with."""
     return size if isinstance(size, int) else int(getattr(size.node, "hint", None) or 0)
-
-
-def _type_name(module: torch.nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -29,8 +29,7 @@ def explain_failure(recorder: OperationRecorder, error: Exception, name: str) ->
     before = [_operation_text(recorder, each) for each in recorder.operations[-_SHOWN:]]
     if before:
         lines.append("  before: " + "; ".join(before))
-    sources = SourceNames()
-    place = ", ".join(part for part in (sources.place(source), sources.code(source)) if part)
+    place = ", ".join(part for part in SourceNames().look_up(source) if part)
     return TraceFailed("\n".join(lines), where=place or site or name, next_step=find_hint(str(error)))
 
 

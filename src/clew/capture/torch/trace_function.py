@@ -91,10 +91,12 @@ def name_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Return all arguments by name; what comes after the last known name joins it, as in ``view(2, -1)``."""
     names = argument_names(function)
     named = dict(zip(names, args, strict=False))
-    rest = args[len(names) :]
-    if rest and len(names) > 1:
-        named[names[-1]] = (named[names[-1]], *rest)
-    else:
-        named.update({f"arg{index}": value for index, value in enumerate(rest, start=len(names))})
-    named.update(kwargs)
+    if len(args) > len(names):
+        rest = args[len(names) :]
+        if len(names) > 1:
+            named[names[-1]] = (named[names[-1]], *rest)
+        else:
+            named.update({f"arg{index}": value for index, value in enumerate(rest, start=len(names))})
+    if kwargs:
+        named.update(kwargs)
     return named

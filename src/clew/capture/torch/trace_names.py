@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ class NamedTensor:
 
     tensor: torch.Tensor
     role: str
-    names: list[str] = field(default_factory=list)
-    owner: str = ""
+    names: list[str]
+    owner: str
 
 
 class ModelNames:
@@ -35,12 +35,8 @@ class ModelNames:
         """The further names of tensors that have several, by the first."""
         return {each.names[0]: tuple(each.names[1:]) for each in self.tensors.values() if len(each.names) > 1}
 
-    def path_of(self, module: torch.nn.Module, parent: str) -> str:
-        """Return the path of a module; one the model does not own is named after its class and its caller."""
-        path = self.paths.get(id(module))
-        return self._add_stranger(module, parent) if path is None else path
-
-    def _add_stranger(self, module: torch.nn.Module, parent: str) -> str:
+    def add_stranger(self, module: torch.nn.Module, parent: str) -> str:
+        """Name a module that the model does not own after its class and its caller, and return its path."""
         path = free = f"{parent}.{type(module).__name__}".lstrip(".")
         number = 0
         while free in self.modules:
@@ -52,18 +48,21 @@ class ModelNames:
 
     def _add_tree(self, top: torch.nn.Module, prefix: str) -> None:
         for inner, module in top.named_modules(remove_duplicate=False):
-            path = f"{prefix}.{inner}".strip(".")
+            path = f"{prefix}.{inner}" if prefix and inner else prefix or inner
             if id(module) not in self.paths:
                 self.paths[id(module)] = path
                 self.modules[path] = module
-            for role, tensors in (("param", module._parameters), ("buffer", module._buffers)):
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        self._add_tensor(tensor, role, f"{path}.{name}".lstrip("."), path)
+            stem = f"{path}." if path else ""
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._add_tensor(parameter, "param", stem + name, path)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._add_tensor(buffer, "buffer", stem + name, path)
 
     def _add_tensor(self, tensor: torch.Tensor, role: str, name: str, owner: str) -> None:
         known = self.tensors.get(id(tensor))
         if known is None:
-            known = self.tensors[id(tensor)] = NamedTensor(tensor, role, owner=owner)
-        if name not in known.names:
+            self.tensors[id(tensor)] = NamedTensor(tensor, role, [name], owner)
+        elif name not in known.names:
             known.names.append(name)

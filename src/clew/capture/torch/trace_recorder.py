@@ -22,7 +22,7 @@ from clew.capture.torch.trace_function import Plan, plan_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.trace_names import ModelNames
@@ -45,7 +45,7 @@ class RawTensor:
     def __init__(
         self, tensor: torch.Tensor, role: str, name: str = "", producer: int = -1, index: int = 0
     ) -> None:
-        self.shape = tensor.shape if not tensor.is_nested else ()
+        self.shape = _shape_of(tensor)
         self.dtype = tensor.dtype
         self.device = tensor.device
         self.needs_grad = tensor.requires_grad
@@ -54,6 +54,13 @@ class RawTensor:
         self.producer = producer
         self.index = index
         self.source: tuple[str, int] | None = None
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    try:
+        return tensor.shape
+    except RuntimeError:  # a nested tensor has no one shape
+        return ()
 
 
 class RawOperation:
@@ -130,7 +137,8 @@ class OperationRecorder(TorchFunctionMode):
         self._direct: tuple[FrameType, tuple[str, int]] | None = None
         self._muted = 0
         self._thread = threading.get_ident()
-        self._refs: list[torch.Tensor] = []
+        self._given: list[torch.Tensor] = []
+        self._numbers: list[int] = []
 
     # ---------------------------------------------------------------- tensors
 
@@ -218,18 +226,19 @@ class OperationRecorder(TorchFunctionMode):
         kwargs: dict[str, Any],
         outputs: Sequence[torch.Tensor],
     ) -> None:
-        given: list[torch.Tensor] = []
-        self._refs = given
-        plain_args = tuple([self._strip(value) for value in args])
-        plain_kwargs = {key: self._strip(value) for key, value in kwargs.items()} if kwargs else {}
+        given = self._given = []
+        numbers = self._numbers = []
+        strip = self._strip
+        plain_args = tuple([value if type(value) in _PLAIN else strip(value) for value in args])
+        plain_kwargs = {key: strip(value) for key, value in kwargs.items()} if kwargs else {}
         if not given:
             self._add_constants(plan.op, outputs)
             return
-        repeats = any(output is tensor for output in outputs for tensor in given)
+        repeats = _share(outputs, given)
         if repeats and (plan.passes or self._is_counter(plan, given[0])):
             return
         operation = RawOperation(func, plan.op, plain_args, plain_kwargs)
-        operation.inputs = [self.number_of(tensor) for tensor in given]
+        operation.inputs = numbers
         self._add_operation(operation, outputs, in_place=repeats)
 
     def _add_operation(
@@ -266,12 +275,15 @@ class OperationRecorder(TorchFunctionMode):
         return plan.in_place and named is not None and named.role == "buffer" and tensor.dtype == torch.int64
 
     def _strip(self, value: Any) -> Any:
-        """Return a value without tensors: they are noted in ``_refs`` and leave their number."""
+        """Return a value without tensors: they are noted in ``_given`` and leave their number."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
-            self._refs.append(value)
-            return Ref(self.number_of(value))
+            entry = self._live.get(id(value))
+            number = entry[1] if entry is not None and entry[0]() is value else self.number_of(value)
+            self._given.append(value)
+            self._numbers.append(number)
+            return Ref(number)
         if isinstance(value, (tuple, list)):
             return tuple([self._strip(each) for each in value])
         if isinstance(value, dict):
@@ -295,14 +307,17 @@ class OperationRecorder(TorchFunctionMode):
         while frame is not None:
             code = frame.f_code
             kind = _KINDS.get(code.co_filename) or _classify(code.co_filename)
-            if kind == _USER and source is None:
-                source = (code.co_filename, frame.f_lineno)
-            if kind == _OURS and code.co_name in _BORDERS:
+            if kind == _TORCH:
+                if is_inside and code.co_name == "forward":
+                    methods.append(frame)
+            elif kind == _USER:
+                source = source or (code.co_filename, frame.f_lineno)
+                if is_inside and code.co_argcount:
+                    methods.append(frame)
+            elif code.co_name in _BORDERS:
                 is_inside = False
                 if source is not None or code.co_name == "run_forward":
                     break
-            elif is_inside and _is_method(code, kind):
-                methods.append(frame)
             frame = frame.f_back
         place = self._stack[-1]
         # One method inside the border is the forward of the module that was called; a further one may belong
@@ -344,24 +359,28 @@ class OperationRecorder(TorchFunctionMode):
         patches.replace(torch.autograd.Function, "apply", self._wrap_custom_function)
 
     def _wrap_module_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        paths, calls, stack, operations = self.names.paths, self.calls, self._stack, self.operations
+
         def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._muted or threading.get_ident() != self._thread:
                 return original(module, *args, **kwargs)
-            path = self.names.path_of(module, self._stack[-1][0])
-            call = self.calls.get(path, 0)
-            self.calls[path] = call + 1
-            before = len(self.operations)
-            self._stack.append((path, call))
+            path = paths.get(id(module))
+            if path is None:
+                path = self.names.add_stranger(module, stack[-1][0])
+            call = calls.get(path, 0)
+            calls[path] = call + 1
+            before = len(operations)
+            stack.append((path, call))
             try:
                 output = original(module, *args, **kwargs)
-                if len(self.operations) == before:
+                if len(operations) == before:
                     self._add_opaque(type(module).__name__, (args, kwargs), output)
             except Exception as error:
                 if self.failure is None or self.failure.error is not error:
                     self.failure = Failure(error, path)
                 raise
             finally:
-                self._stack.pop()
+                stack.pop()
             if self.watcher is not None:
                 self.watcher.on_module(path, call, output)
             return output
@@ -392,11 +411,11 @@ class OperationRecorder(TorchFunctionMode):
         outputs = [tensor for _, tensor in walk(output)]
         if all(self.is_known(tensor) or id(tensor) in self.names.tensors for tensor in outputs):
             return
-        self._refs = []
+        self._given, self._numbers = [], []
         args, kwargs = given
         operation = RawOperation(None, op, tuple(self._strip(each) for each in args), {})
         operation.kwargs = {key: self._strip(each) for key, each in kwargs.items()}
-        operation.inputs = [self.number_of(tensor) for tensor in self._refs]
+        operation.inputs = self._numbers
         self._add_operation(operation, outputs)
 
 
@@ -449,9 +468,13 @@ def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _is_method(code: CodeType, kind: int) -> bool:
-    """Whether a frame may be a method of a module: a function of the user's, or any forward, with arguments."""
-    return code.co_argcount > 0 and (kind == _USER or code.co_name == "forward")
+def _share(outputs: Sequence[torch.Tensor], given: list[torch.Tensor]) -> bool:
+    """Whether a call returned a tensor that it was given."""
+    for output in outputs:
+        for tensor in given:
+            if output is tensor:
+                return True
+    return False
 
 
 def _describe_argument(value: Any) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-_MACHINERY: Final = frozenset(vars(torch.nn.Module())) - {"training"}
-"""What every module has for itself: registries of parameters, buffers, modules and hooks."""
 
 
 @contextlib.contextmanager
@@ -36,31 +35,24 @@ class _KeptModule:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-        self.attributes = {name: value for name, value in vars(module).items() if name not in _MACHINERY}
+        self.attributes = dict(vars(module))
         self.parameters = dict(module._parameters)
         self.buffers = dict(module._buffers)
-        present = [buffer for buffer in self.buffers.values() if buffer is not None and not is_lazy(buffer)]
-        self.copies = [(buffer, buffer.detach().clone(), version_of(buffer)) for buffer in present]
+        self.copies = [
+            (buffer, buffer.detach().clone(), version_of(buffer))
+            for buffer in self.buffers.values()
+            if buffer is not None and not is_lazy(buffer)
+        ]
 
     def restore(self) -> None:
-        """Give the module back what it held."""
-        if not self._was_lazy():
-            attributes = vars(self.module)
-            for name in [
-                name for name in attributes if name not in _MACHINERY and name not in self.attributes
-            ]:
-                del attributes[name]
-            attributes.update(self.attributes)
+        """Give the module back what it held; a lazy one keeps the shape that the first input gave it."""
+        if not isinstance(self.module, LazyModuleMixin):
+            _put_back(vars(self.module), self.attributes)
             _put_back(self.module._parameters, self.parameters)
             _put_back(self.module._buffers, self.buffers)
         for tensor, copy, version in self.copies:
             if version < 0 or tensor._version != version:
                 write_back(tensor, copy, version)
-
-    def _was_lazy(self) -> bool:
-        """Whether the first input gave the module its shape; undoing half of that would break it."""
-        held = (*self.parameters.values(), *self.buffers.values())
-        return any(is_lazy(tensor) for tensor in held if tensor is not None)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -68,10 +60,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _put_back(registry: dict[str, Any], before: Mapping[str, Any]) -> None:
-    if list(registry) != list(before) or any(registry[name] is not before[name] for name in before):
-        registry.clear()
-        registry.update(before)
+def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> None:
+    present.update(before)
+    if len(present) > len(before):
+        for name in [name for name in present if name not in before]:
+            del present[name]
 
 
 def write_back(tensor: torch.Tensor, copy: torch.Tensor, version: int) -> None:
@@ -129,3 +122,17 @@ def eager() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Let Python's garbage collector rest for the block: what a trace notes down is no garbage, and looking
+    through everything torch has loaded would take longer than the pass itself.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

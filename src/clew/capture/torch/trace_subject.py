@@ -57,8 +57,8 @@ def resolve_subject(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def is_meta(root: torch.nn.Module) -> bool:
     """Return whether a model has parameters and all of them are on the meta device."""
-    devices = {parameter.device.type for parameter in root.parameters()}
-    return devices == {"meta"}
+    first = next(root.parameters(), None)
+    return first is not None and first.is_meta and all(each.is_meta for each in root.parameters())
 
 
 def _to_meta(values: Any) -> Any:
