@@ -1,6 +1,7 @@
 """A sink that keeps everything in memory, and a recording around a few lines of training."""
 
 import contextlib
+import gc
 from dataclasses import dataclass, field
 
 import pytest
@@ -63,6 +64,7 @@ def record():
 
     @contextlib.contextmanager
     def recording(*models, optimizers=(), told=None, **settings):
+        gc.collect()  # optimizers of earlier tests would be found and taken for part of this one
         memory = Memory()
         said = told if told is not None else []
         session = TorchSession(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from clew.model.schema import KIND_INDEX
-from clew.stats import reference
+from clew.stats import reference, spec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,5 +112,5 @@ def _merge_rows(columns: Columns, members: NDArray[np.intp]) -> None:
     if columns.hashes is not None:
         chained = int(columns.hashes[members[0]])
         for member in members[1:]:
-            chained = reference.chain(chained, int(columns.hashes[member]))
+            chained = spec.chain(chained, int(columns.hashes[member]))
         columns.hashes[members[0]] = chained

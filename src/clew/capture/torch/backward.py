@@ -29,6 +29,8 @@ class BackwardLens:
         self.optimizers = optimizers
         self._scaled: Callable[[], torch.Tensor | None] = lambda: None
         self._unscaled: torch.Tensor | None = None
+        self.is_scaled = False
+        """A GradScaler is in use: infinite gradients are its way to find the scale."""
 
     def install(self, patches: Patches) -> None:
         """Begin to see backward passes; ``Tensor.backward`` comes through the same function."""
@@ -68,6 +70,7 @@ class BackwardLens:
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
             if isinstance(outputs, torch.Tensor) and isinstance(result, torch.Tensor):
+                self.is_scaled = scaler.is_enabled()
                 self._scaled = weakref.ref(result)
                 self._unscaled = outputs.detach()
             return result
@@ -107,6 +110,8 @@ class BackwardLens:
         try:
             if is_root and not recorder.in_backward:
                 self.roots.backward_done = True
+                if not self.is_scaled and (name := recorder.flight.find_bad_gradient()):
+                    recorder.report_bad("gradient", name)
                 if recorder.due and not self.optimizers.owns_parameters():
                     self._record_unowned()
         except Exception as error:  # noqa: BLE001 - ours to answer for

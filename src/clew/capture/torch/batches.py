@@ -102,6 +102,9 @@ class BatchLens:
         recorder = self.recorder
         before = recorder.clock.switch(CLEW)
         try:
+            flight = recorder.flight
+            flight.has_loader, flight.last_batch = True, batch
+            flight.mark_start()
             position = self._positions.get(iterator, 0)
             self._positions[iterator] = position + 1
             pending = self._pending.get(iterator)

@@ -191,6 +191,8 @@ class OptimizerLens:
     def _measure_after(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
         self._record_numbers(entry, optimizer)
+        if name := recorder.flight.find_bad_parameter():
+            recorder.report_bad("parameter", name)
         if not recorder.due:
             return
         pairs = self._pairs_of(entry, optimizer)

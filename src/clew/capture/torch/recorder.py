@@ -25,6 +25,7 @@ from clew.capture.clock import CLEW, StepClock
 from clew.capture.guard import Guard
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
+from clew.capture.torch.flight import Flight
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
 from clew.errors import UnsupportedTensor
@@ -96,12 +97,15 @@ class Recorder:
         self.batches: list[Batch] = []
         self.handles: list[Any] = []
         self.unseen: dict[str, str] = {}
+        self.flight = Flight(self)
+        self.on_bad: Callable[[str, str], None] | None = None
+        """Called with what is bad (loss, gradient, parameter) and its name, while the step can still be repeated."""
         self.last_loss: float | None = None
         self.losses = 0
         self.hashes = settings.hashes
         self.hists = settings.histograms
         self._memory_at = 0.0
-        self._copies: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int]] = []
         self._layout = Layout([], [])
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
@@ -162,7 +166,7 @@ class Recorder:
             self.describe(site, tensor)
         copy = len(self.keys)
         self.keys.append(site << SITE_SHIFT | tag)
-        self._copies.append((copy, row))
+        self.copies.append((copy, row))
         return copy
 
     def note_unseen(self, site: int, reason: UnsupportedTensor) -> None:
@@ -194,7 +198,13 @@ class Recorder:
         self.scalars.append(Scalar("loss", number, ordinal))
         self.last_loss = number
         if number - number != 0.0:  # NaN or infinite
-            self.force_due()
+            self.report_bad("loss", "loss")
+
+    def report_bad(self, kind: str, name: str) -> None:
+        """Something is not finite that should be: record what follows in full, and have it explained."""
+        self.force_due()
+        if self.on_bad is not None:
+            self.on_bad(kind, name)
 
     def force_due(self) -> None:
         """Record the rest of this step and the next ones in full: something was found."""
@@ -212,6 +222,7 @@ class Recorder:
         """An optimizer has stepped: the step ends here unless another optimizer follows at once."""
         self.closing = True
         self.clock.mark()
+        self.flight.mark_end()
 
     def end_step(self, *, partial: bool = False) -> None:
         """Hand the record of the step over and begin the next one."""
@@ -259,8 +270,8 @@ class Recorder:
 
     def _build_record(self) -> StepRecord:
         layout = self._layout
-        if not layout.fits(self.keys, self._copies):
-            layout = self._layout = Layout(self.keys, self._copies)
+        if not layout.fits(self.keys, self.copies):
+            layout = self._layout = Layout(self.keys, self.copies)
         self.rows.reserve(len(self.keys))
         columns = Columns(layout.packed, *self.rows.take(len(self.keys)))
         copy_rows(columns, layout)
@@ -295,7 +306,7 @@ class Recorder:
         )
 
     def _clear(self) -> None:
-        self._copies = []
+        self.copies = []
         self.has_repeats = False
         self.closing = False
         self.keys = []

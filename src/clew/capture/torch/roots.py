@@ -51,6 +51,8 @@ class Roots:
         self._end_implicit_step(module, tag)
         self._start_step_if_new()
         self._called[id(module)] = self._called.get(id(module), 0) + 1
+        if not tag:
+            recorder.flight.add_call(module, args, kwargs)
         if not recorder.due or self._is_enough_evaluation(tag):
             return False
         if recorder.wants["batch"]:

@@ -78,6 +78,7 @@ class TorchSession:
         for lens in self._lenses:
             lens.install(self._patches)
         self.recorder.clock.restart()
+        self.recorder.flight.mark_start()
         self.recorder.asleep = False
         current.push(self)
         _living.add(self)

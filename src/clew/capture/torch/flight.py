@@ -1,0 +1,136 @@
+"""The flight recorder: what it takes to execute the current step again, kept while the step goes on.
+
+Random states and buffers as they were when the step began, the calls of root modules with their arguments, and the
+frames that were there when the last step ended. Weights need no copy: a bad loss or gradient is seen before the
+optimizer touches them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from clew.stats.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.registry import TensorEntry
+
+_SMALL: Final = 4096
+_MOST_LOOKED_AT: Final = 24
+"""A NaN that flows through a backward pass reaches the small gradients (biases, norms) on its way."""
+
+
+class RootCall(NamedTuple):
+    """A root module and what it was called with in this step."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Flight:
+    """State from the beginning of the current step; ``restore`` puts it back, in a copy of the process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.calls: list[RootCall] = []
+        self.last_batch: Any = None
+        self.known_frames: frozenset[int] = frozenset()
+        self.has_loader = False
+        self._torch_state: torch.Tensor | None = None
+        self._python_state: Any = None
+        self._numpy_state: Any = None
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._trees = -1
+        self._rows = Rows(capacity=1)
+        self._looked_at = -1
+        self._small: list[TensorEntry] = []
+
+    def mark_end(self) -> None:
+        """A step has ended: remember the frames that hold the loop, and begin the next step here."""
+        self.known_frames = frozenset(_frame_identities())
+        self.calls.clear()
+        if not self.has_loader:
+            self.mark_start()
+
+    def mark_start(self) -> None:
+        """The body of the loop begins: keep the random states and the buffers as they are now."""
+        self._torch_state = torch.default_generator.get_state()
+        self._python_state = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy_state = numpy.random.get_state() if numpy is not None else None
+        self._copy_buffers()
+
+    def add_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep a root call of this step; inference and the hundredth call of a loop are not worth it."""
+        if len(self.calls) < _MOST_LOOKED_AT:
+            self.calls.append(RootCall(module, args, kwargs))
+
+    def find_bad_gradient(self) -> str:
+        """Return the name of a small parameter whose gradient is bad, or nothing: a look after every backward."""
+        for entry in self._small_parameters():
+            parameter = entry.ref()
+            gradient = None if parameter is None else parameter.grad
+            if gradient is not None and gradient.layout == torch.strided and self._is_bad(gradient):
+                return entry.name
+        return ""
+
+    def find_bad_parameter(self) -> str:
+        """Return the name of a small parameter that is bad, or nothing: a look after every optimizer step."""
+        for entry in self._small_parameters():
+            parameter = entry.ref()
+            if parameter is not None and self._is_bad(parameter):
+                return entry.name
+        return ""
+
+    def _is_bad(self, tensor: torch.Tensor) -> bool:
+        self._rows.measure(tensor, 0)
+        return bool(self._rows.values[0, 1:4].any())
+
+    def _small_parameters(self) -> list[TensorEntry]:
+        registry = self.recorder.registry
+        if len(registry.tensors) != self._looked_at:
+            self._looked_at = len(registry.tensors)
+            self._small = [
+                entry
+                for entry, parameter in registry.living_parameters()
+                if parameter.is_leaf and parameter.device.type == "cpu" and 0 < parameter.numel() <= _SMALL
+            ][:_MOST_LOOKED_AT]
+        return self._small
+
+    def restore(self) -> None:
+        """Put random states and buffers back to the beginning of the step."""
+        if self._torch_state is not None:
+            torch.default_generator.set_state(self._torch_state)
+        if self._python_state is not None:
+            random.setstate(self._python_state)
+        if self._numpy_state is not None:
+            sys.modules["numpy"].random.set_state(self._numpy_state)
+        with torch.no_grad():
+            for buffer, copy in self._buffers:
+                buffer.copy_(copy)
+
+    def _copy_buffers(self) -> None:
+        trees = self.recorder.registry.living_trees()
+        count = sum(len(tree.buffers) for tree in trees)
+        if count != self._trees:
+            self._trees = count
+            living = [entry.ref() for tree in trees for entry in tree.buffers]
+            kept = [buffer for buffer in living if buffer is not None and buffer.device.type == "cpu"]
+            self._buffers = [(buffer, torch.empty_like(buffer)) for buffer in kept]
+        if self._buffers:
+            with torch.no_grad():
+                torch._foreach_copy_([copy for _, copy in self._buffers], [b for b, _ in self._buffers])
+
+
+def _frame_identities() -> Iterator[int]:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        yield id(frame)
+        frame = frame.f_back

@@ -1,0 +1,1 @@
+"""A recorded step executed again, with every operation under the lens."""

@@ -1,0 +1,214 @@
+"""Explains a bad step at once: a copy of the process executes it again under the lens, the training waits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
+from clew.capture.torch.leaves import walk
+from clew.model.schema import KIND_INDEX
+from clew.replay.reenter import Way, find_ways
+from clew.replay.rehearsal import Rehearsal
+from clew.replay.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.recorder import Recorder
+
+_PATIENCE_SECONDS: Final = 120.0
+_OUTPUT: Final = KIND_INDEX["output"]
+
+
+class Explainer:
+    """Answers the recorder's report of a bad value, once a run: the first fault explains the rest."""
+
+    def __init__(self, recorder: Recorder, publish: Callable[[Verdict], None]) -> None:
+        self._recorder = recorder
+        self._publish = publish
+        self._is_done = False
+
+    def __call__(self, kind: str, name: str) -> None:
+        """Explain a bad loss, gradient or parameter of the current step."""
+        if self._is_done or not hasattr(os, "fork") or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        self._is_done = True
+        verdict = self.explain(kind)
+        verdict.symptom = verdict.symptom or f"{kind} {name}"
+        self._publish(verdict)
+
+    def explain(self, kind: str) -> Verdict:
+        """Try the ways to execute the step again, each in a copy of the process, until one shows the fault."""
+        recorder = self._recorder
+        ways = find_ways(recorder.flight.known_frames)
+        ways.append(Way("root calls", self._call_roots))
+        notes: list[str] = []
+        for way in ways:
+            verdict = run_in_copy(lambda way=way: self._rehearse(way, kind), step=recorder.step)  # type: ignore[misc]
+            if verdict.found:
+                verdict.notes = [*notes, *verdict.notes]
+                return verdict
+            notes += [f"{way.name}: {note}" for note in verdict.notes]
+        return Verdict(False, recorder.step, notes=notes)
+
+    # ---------------------------------------------------------------- inside the copy
+
+    def _rehearse(self, way: Way, kind: str) -> Verdict:
+        recorder = self._recorder
+        flight = recorder.flight
+        if kind != "loss":
+            for _, parameter in recorder.registry.living_parameters():
+                parameter.grad = None
+        if kind == "parameter":
+            self._restore_parameters()
+        self._repeat_batch()
+        batch = [leaf for call in flight.calls for _, leaf in walk((call.args, call.kwargs))]
+        data = [leaf for leaf in batch if leaf.grad_fn is None and not recorder.registry.owns(leaf)]
+        flight.restore()
+        rehearsal = Rehearsal(recorder.registry, data)
+        rehearsal.run(way.run)
+        size = data[0].shape[0] if data and data[0].dim() else None
+        verdict = judge(rehearsal, step=recorder.step, batch_size=size, way=way.name)
+        if verdict.found:
+            self._compare(rehearsal, verdict)
+        return verdict
+
+    def _call_roots(self) -> object:
+        return [call.module(*call.args, **call.kwargs) for call in self._recorder.flight.calls]
+
+    def _repeat_batch(self) -> None:
+        """A loop that fetches its batch itself gets the same batch again."""
+        from torch.utils.data import dataloader
+
+        batch = self._recorder.flight.last_batch
+        if batch is not None:
+            dataloader._BaseDataLoaderIter.__next__ = lambda _: batch  # type: ignore[assignment,method-assign]
+
+    def _restore_parameters(self) -> None:
+        with torch.no_grad():
+            for entry, parameter in self._recorder.registry.living_parameters():
+                if entry.shadow is not None:
+                    parameter.copy_(entry.shadow)
+
+    def _compare(self, rehearsal: Rehearsal, verdict: Verdict) -> None:
+        """Say how well the copy reproduced the recording: hashes where there are some, else the loss."""
+        recorded = self._recorded_hashes()
+        if not recorded:
+            verdict.replay = "close" if self._is_same_loss(rehearsal) else "diverged"
+            verdict.notes.append("this step was not recorded in full: only the loss could be compared")
+            return
+        seen: dict[str, list[int]] = {}
+        for name, number in rehearsal.prints:
+            seen.setdefault(name, []).append(number)
+        for name, numbers in recorded.items():
+            if name in seen and seen[name][: len(numbers)] != numbers[: len(seen[name])]:
+                verdict.replay = "diverged"
+                verdict.notes.append(f"the replay diverged from the recording at {name}")
+                return
+        verdict.replay = "identical"
+
+    def _is_same_loss(self, rehearsal: Rehearsal) -> bool:
+        recorded, last = self._recorder.last_loss, rehearsal.losses[-1] if rehearsal.losses else None
+        if recorded is None or last is None:
+            return False
+        return recorded == last or (math.isnan(recorded) and math.isnan(last))
+
+    def _recorded_hashes(self) -> dict[str, list[int]]:
+        recorder = self._recorder
+        if not recorder.hashes or recorder.rows.hashes is None:
+            return {}
+        found: dict[str, list[int]] = {}
+        copies = dict(recorder.copies)
+        for row, key in enumerate(recorder.keys):
+            if key >> KIND_SHIFT & 0xFF == _OUTPUT and key & ORDINAL_MASK < 15:
+                name = recorder.sites[key >> SITE_SHIFT].name
+                found.setdefault(name, []).append(int(recorder.rows.hashes[copies.get(row, row)]))
+        return found
+
+
+# ------------------------------------------------------------------------ copies of the process
+
+
+def run_in_copy(action: Callable[[], Verdict], *, step: int) -> Verdict:
+    """Run an action in a forked copy of the process and return its verdict; the copy leaves no trace."""
+    _rest_openmp()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _serve(action, writing, step)
+    os.close(writing)
+    try:
+        text = _read_all(reading, deadline=time.monotonic() + _PATIENCE_SECONDS)
+    finally:
+        os.close(reading)
+        _bury(child)
+    try:
+        return Verdict(**json.loads(text))
+    except (ValueError, TypeError):
+        return Verdict(False, step, notes=["the copy of the process ended without an answer"])
+
+
+def _serve(action: Callable[[], Verdict], writing: int, step: int) -> None:
+    """Live in the copy: silent, without signal handlers of the script, and gone at the end whatever happens."""
+    try:
+        silence = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(silence, descriptor)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            verdict = action()
+        except BaseException as error:  # noqa: BLE001 - told to the parent, which goes on
+            verdict = Verdict(False, step, notes=[f"{type(error).__name__}: {error}"])
+        data = json.dumps(verdict.to_json(), default=str).encode()
+        while data:
+            data = data[os.write(writing, data) :]
+    finally:
+        os._exit(0)
+
+
+def _read_all(descriptor: int, *, deadline: float) -> str:
+    pieces = []
+    while (left := deadline - time.monotonic()) > 0:
+        ready, _, _ = select.select([descriptor], [], [], left)
+        piece = os.read(descriptor, 1 << 16) if ready else b""
+        if not piece:
+            break
+        pieces.append(piece)
+    return b"".join(pieces).decode("utf-8", errors="replace")
+
+
+def _bury(child: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _rest_openmp() -> None:
+    """Send OpenMP's threads home before a fork: the copy would wait for threads that it does not have."""
+    for library in _openmp_libraries():
+        try:
+            ctypes.CDLL(library).omp_pause_resource_all(2)
+        except (OSError, AttributeError):
+            continue
+
+
+def _openmp_libraries() -> list[str]:
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    files: dict[str, Any] = {
+        line.split()[-1]: None for line in maps.splitlines() if "omp" in line.rpartition("/")[2]
+    }
+    return [file for file in files if ".so" in file]

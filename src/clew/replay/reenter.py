@@ -1,0 +1,175 @@
+"""Finding a piece of the user's program that executes the current step again: a loop's body, or a function."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import linecache
+import sys
+import types
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from clew.replay.frames import is_tool_file, is_user_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+_VARIADIC: Final = 0x04
+_KEYWORDS: Final = 0x08
+_GENERATOR: Final = 0x20 | 0x80 | 0x200
+
+
+class Way(NamedTuple):
+    """One way to execute the step again, and what it is called when we tell of it."""
+
+    name: str
+    run: Callable[[], object]
+
+
+def frames_outside_tools() -> list[FrameType]:
+    """Return the frames of the user and of libraries such as trainers, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    found = []
+    while frame is not None:
+        if not is_tool_file(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def find_ways(known: frozenset[int]) -> list[Way]:
+    """Return the ways to execute this step again, the most faithful first.
+
+    ``known``: identities of the frames that were there when the last step ended. The innermost of them holds the
+    training loop; frames inside it were entered in this step and can be called again.
+    """
+    frames = frames_outside_tools()
+    loop, inner = _split(frames, known)
+    ways = []
+    if loop is not None and is_user_file(loop.f_code.co_filename):
+        body = compile_loop_body(loop)
+        if body is not None:
+            ways.append(Way("loop body", body))
+    for frame in reversed(inner):
+        call = make_call(frame)
+        if call is not None:
+            ways.append(Way(f"function {frame.f_code.co_name}", call))
+            break
+    return ways
+
+
+def _split(frames: list[FrameType], known: frozenset[int]) -> tuple[FrameType | None, list[FrameType]]:
+    for position, frame in enumerate(frames):
+        if id(frame) in known:
+            return frame, frames[:position]
+    # The first step: the innermost frame that stands inside a loop.
+    for position, frame in enumerate(frames):
+        if is_user_file(frame.f_code.co_filename) and _find_loop(frame) is not None:
+            return frame, frames[:position]
+    return None, frames
+
+
+# -------------------------------------------------------------------- a loop's body
+
+
+def compile_loop_body(frame: FrameType) -> Callable[[], object] | None:
+    """Return the body of the loop a frame stands in, as a function that runs it once on copies of the names."""
+    found = _find_loop(frame)
+    if found is None:
+        return None
+    once = ast.parse("for _clew_once in (None,):\n    pass").body[0]
+    assert isinstance(once, ast.For)
+    once.body = [_Plain().visit(statement) for statement in found.body]
+    module = ast.fix_missing_locations(ast.Module(body=[once], type_ignores=[]))
+    try:
+        code = compile(module, frame.f_code.co_filename, "exec")
+    except SyntaxError:
+        return None
+    # One namespace for all, so that functions and comprehensions in the body see the names around them.
+    names = {**frame.f_globals, **frame.f_locals}
+
+    def run() -> None:
+        exec(code, names)  # noqa: S102 - the user's own loop, in a copy of the process
+
+    return run
+
+
+def _find_loop(frame: FrameType) -> ast.For | ast.While | None:
+    """Return the innermost loop that holds the line a frame is at."""
+    text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    line, first = frame.f_lineno, frame.f_code.co_firstlineno
+    best: ast.For | ast.While | None = None
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.For, ast.While)) or not _holds(node, line):
+            continue
+        inside_function = frame.f_code.co_name == "<module>" or node.lineno >= first
+        if inside_function and (best is None or node.lineno > best.lineno):
+            best = node
+    return best
+
+
+def _holds(node: ast.For | ast.While, line: int) -> bool:
+    return node.body[0].lineno <= line <= (node.body[-1].end_lineno or node.body[-1].lineno)
+
+
+class _Plain(ast.NodeTransformer):
+    """Makes statements of a function's loop fit for a plain namespace: no return, no scope declarations."""
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        """A return leaves the step."""
+        return ast.copy_location(ast.Break(), node)
+
+    def visit_Global(self, node: ast.Global) -> ast.AST:
+        """All names live in one namespace already."""
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
+        """All names live in one namespace already."""
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Leave functions inside the loop alone: their returns are their own."""
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """Leave lambdas alone."""
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Leave classes alone."""
+        return node
+
+
+# -------------------------------------------------------------------- a function
+
+
+def make_call(frame: FrameType) -> Callable[[], object] | None:
+    """Return a call of a frame's function with the arguments it has now, or None where that cannot be had."""
+    code = frame.f_code
+    if code.co_flags & _GENERATOR or code.co_name in ("<module>", "<listcomp>", "<genexpr>", "<lambda>"):
+        return None
+    function = next(_functions_of(code, frame), None)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    local = frame.f_locals
+    if function is None or any(name not in local for name in names):
+        return None
+    positional = [local[name] for name in names[: code.co_argcount]]
+    keywords = {name: local[name] for name in names[code.co_argcount :]}
+    rest = list(code.co_varnames[len(names) :])
+    if code.co_flags & _VARIADIC:
+        positional += list(local.get(rest.pop(0), ()))
+    if code.co_flags & _KEYWORDS:
+        keywords.update(local.get(rest.pop(0), {}))
+    return lambda: function(*positional, **keywords)
+
+
+def _functions_of(code: Any, frame: FrameType) -> Iterator[types.FunctionType]:
+    """Yield functions with this code, those that share the frame's closure first."""
+    found = [thing for thing in gc.get_referrers(code) if isinstance(thing, types.FunctionType)]
+    found.sort(key=lambda function: function.__globals__ is not frame.f_globals)
+    yield from found

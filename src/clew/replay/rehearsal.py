@@ -1,0 +1,135 @@
+"""Executing a step again under the op lens, up to the moment its symptom shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.patches import Patches
+from clew.replay.lens import OpLens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from clew.capture.torch.registry import Registry
+
+
+class Symptom(NamedTuple):
+    """What showed that something is wrong: the loss, a gradient or a parameter, and the operation that wrote it."""
+
+    kind: str
+    name: str
+    writer: int
+    loss: float | None
+
+
+class _Shown(BaseException):
+    """Ends the execution where the symptom shows; no handler of the user's is meant to catch it."""
+
+
+class Rehearsal:
+    """Runs a piece of training and stops at the first bad loss, gradient or parameter."""
+
+    def __init__(self, registry: Registry, batch: Iterable[torch.Tensor] = ()) -> None:
+        self._registry = registry
+        self._batch = {id(tensor) for tensor in batch}
+        self._path: list[str] = []
+        self.lens = OpLens(role_of=self._role_of, site=self._site)
+        self.symptom: Symptom | None = None
+        self.losses: list[float] = []
+        self.prints: list[tuple[str, int]] = []
+        """Modules in order of execution with the hash of their output, to compare with the recording."""
+        self.error: BaseException | None = None
+        self._patches = Patches()
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Execute a step under the lens; ``symptom`` says what showed, None when nothing did."""
+        self._install()
+        try:
+            with self.lens:
+                result = step()
+                self._look_at_result(result)
+        except _Shown:
+            pass
+        except Exception as error:  # noqa: BLE001 - the way did not work; the caller tries another
+            self.error = error
+        finally:
+            self._patches.undo()
+
+    # ---------------------------------------------------------------- where it stops
+
+    def _install(self) -> None:
+        self._patches.replace(torch.nn.Module, "_call_impl", self._make_call)
+        self._patches.replace(torch.autograd, "backward", self._make_backward)
+        self._patches.on_undo(register_optimizer_step_pre_hook(self._before_optimizer).remove)
+        self._patches.on_undo(register_optimizer_step_post_hook(self._after_optimizer).remove)
+
+    def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            entry = self._registry.modules.get(id(module))
+            self._path.append(entry.name if entry is not None else type(module).__name__)
+            try:
+                output = original(module, *args, **kwargs)
+            finally:
+                name = self._path.pop()
+            if type(output) is torch.Tensor and torch._C._current_autograd_node() is None:
+                self.prints.append((name, self.lens.fingerprint(output)))
+            return output
+
+        return _call_impl
+
+    def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            for _, loss in walk(tensors):
+                if loss.numel() == 1:
+                    self.losses.append(float(loss.detach()))
+                self._stop_if_bad("loss", "loss", loss)
+            result = original(tensors, *args, **kwargs)
+            self._look_at_gradients()
+            return result
+
+        return backward
+
+    def _before_optimizer(self, *_: Any) -> None:
+        self.lens.in_optimizer = True
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.lens.in_optimizer = False
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._stop_if_bad("parameter", self._name(parameter), parameter)
+
+    def _look_at_gradients(self) -> None:
+        for entry, parameter in self._registry.living_parameters():
+            if parameter.is_leaf and parameter.grad is not None:
+                self._stop_if_bad("gradient", entry.name, parameter.grad)
+
+    def _look_at_result(self, result: object) -> None:
+        for _, tensor in walk(result):
+            self._stop_if_bad("output", "result", tensor)
+
+    def _stop_if_bad(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        if self.lens.measure(tensor).is_bad and not self.lens.is_meant(tensor):
+            self.symptom = Symptom(
+                kind, name, self.lens.writer_of(tensor), self.losses[-1] if self.losses else None
+            )
+            raise _Shown
+
+    # ---------------------------------------------------------------- what is what
+
+    def _site(self) -> str:
+        return self._path[-1] if self._path else ""
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        entry = self._registry.tensors.get(id(parameter))
+        return entry.name if entry is not None else "parameter"
+
+    def _role_of(self, tensor: torch.Tensor) -> str:
+        """Name a tensor from outside: a parameter or buffer by its path, the batch as such."""
+        entry = self._registry.tensors.get(id(tensor))
+        if entry is not None:
+            return f"parameter {entry.name}" if tensor.requires_grad else f"buffer {entry.name}"
+        return "batch" if id(tensor) in self._batch else ""

@@ -1,0 +1,139 @@
+"""The answer to why: which operation, on which line, from which values, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clew.replay.hint import hint_for, hint_for_outside
+from clew.replay.locate import Origin, find_origin
+
+if TYPE_CHECKING:
+    from clew.replay.lens import Event, OpLens, Value
+    from clew.replay.rehearsal import Rehearsal, Symptom
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What made the first bad value of a step; the fields are those of ``clew why --json``."""
+
+    found: bool
+    step: int
+    rank: int = 0
+    phase: str = ""
+    op: str = ""
+    site: str = ""
+    source: dict[str, Any] = field(default_factory=lambda: {"file": "", "line": 0, "text": ""})
+    elements: list[dict[str, Any]] = field(default_factory=list)
+    sample: int | None = None
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    symptom: str = ""
+    chain: list[dict[str, Any]] = field(default_factory=list)
+    replay: str = "none"
+    way: str = ""
+    hint: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain data."""
+        return asdict(self)
+
+
+def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) -> Verdict:
+    """Return the verdict on an executed step."""
+    symptom = rehearsal.symptom
+    if symptom is None:
+        return Verdict(False, step, way=way, notes=_explain_failure(rehearsal))
+    verdict = Verdict(True, step, symptom=f"{symptom.kind} {symptom.name}".strip(), way=way)
+    origin = find_origin(rehearsal.lens, symptom.writer)
+    if origin is None:
+        _tell_unknown(verdict, symptom)
+    elif origin.event is None:
+        _tell_outside(verdict, origin)
+    else:
+        _tell_event(verdict, rehearsal.lens, origin.event)
+        verdict.sample = _sample_of(origin.event, batch_size)
+    if origin is not None:
+        verdict.chain = [_link(rehearsal.lens, event) for event in origin.chain]
+    return verdict
+
+
+def _tell_event(verdict: Verdict, lens: OpLens, event: Event) -> None:
+    cause = _forward_of(lens, event)
+    verdict.phase = event.phase
+    verdict.op = cause.op if event.phase == "backward" and not event.is_custom else event.op
+    verdict.site = cause.site
+    line = event.line if event.is_custom or event.phase != "backward" else cause.line
+    if line is not None:
+        verdict.source = {"file": line.file, "line": line.number, "text": line.text}
+    verdict.elements = [
+        {"index": list(element.index), "value": element.value, "inputs": list(element.inputs)}
+        for element in event.elements
+    ]
+    verdict.inputs = [_describe(value) for value in event.inputs]
+    verdict.hint = hint_for(verdict.op, event.phase, event.inputs)
+
+
+def _tell_outside(verdict: Verdict, origin: Origin) -> None:
+    """The value came in bad: through the batch, a weight or a buffer."""
+    value = origin.outside
+    first = origin.chain[0] if origin.chain else None
+    role, _, name = (value.role if value is not None else "").partition(" ")
+    verdict.phase = "data" if role in ("batch", "") else "parameter"
+    verdict.op = first.op if first is not None else ""
+    verdict.site = name or (first.site if first is not None else "")
+    if first is not None and first.line is not None:
+        verdict.source = {"file": first.line.file, "line": first.line.number, "text": first.line.text}
+    if value is not None:
+        verdict.inputs = [_describe(value)]
+    verdict.hint = hint_for_outside(role or "batch", name)
+
+
+def _tell_unknown(verdict: Verdict, symptom: Symptom) -> None:
+    """Nothing in this step wrote the bad value: it was there before."""
+    verdict.phase = "parameter" if symptom.kind == "parameter" else "forward"
+    verdict.site = symptom.name
+    verdict.notes.append("the bad value was there before this step began")
+
+
+def _forward_of(lens: OpLens, event: Event) -> Event:
+    return lens.events[event.forward] if event.forward >= 0 else event
+
+
+def _link(lens: OpLens, event: Event) -> dict[str, Any]:
+    cause = _forward_of(lens, event)
+    return {
+        "op": event.op,
+        "phase": event.phase,
+        "site": cause.site,
+        "line": str(event.line or ""),
+        "node": event.node,
+    }
+
+
+def _describe(value: Value) -> dict[str, Any]:
+    return {
+        "shape": list(value.shape),
+        "dtype": value.dtype,
+        "min": value.minimum,
+        "max": value.maximum,
+        "nan": value.nan,
+        "inf": value.inf,
+        "role": value.role,
+    }
+
+
+def _sample_of(event: Event, batch_size: int | None) -> int | None:
+    """Return the row of the batch the first offending element lies in, where the output keeps the batch apart."""
+    if not event.elements or batch_size is None or not event.outputs:
+        return None
+    bad = next(value for value in event.outputs if value.is_bad)
+    if not bad.shape or bad.shape[0] != batch_size:
+        return None
+    return event.elements[0].index[0]
+
+
+def _explain_failure(rehearsal: Rehearsal) -> list[str]:
+    if rehearsal.error is not None:
+        return [f"the step could not be executed again: {type(rehearsal.error).__name__}: {rehearsal.error}"]
+    return ["the step was executed again and nothing bad showed: something outside it differed"]
