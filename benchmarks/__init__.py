@@ -1,0 +1,1 @@
+"""What recording costs, against the plain loop in the same process; ``python -m benchmarks`` prints it."""

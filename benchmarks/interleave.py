@@ -1,0 +1,106 @@
+"""Times a training plain and recorded in turns, in one process, so that drift of the machine hits both alike."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import clew
+from benchmarks.trainings import Training, make
+
+if TYPE_CHECKING:
+    from benchmarks.modes import Mode
+
+_WARM_UP = {"mlp": 200, "cnn": 24, "gpt": 22}
+_MOST_STEPS = 2000
+
+
+class Spent(NamedTuple):
+    """Seconds a block of steps took: on the clock, and of all threads of this process."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Ratios of the recorded to the plain step over the rounds: median and quartiles."""
+
+    wall: float
+    wall_quartiles: tuple[float, float]
+    cpu: float
+    cpu_quartiles: tuple[float, float]
+    plain_ms: float
+    rounds: int
+    block: int
+
+
+def measure(name: str, mode: Mode, *, rounds: int) -> Cost:
+    """Alternate blocks of plain and recorded steps, changing which comes first, and compare them by round."""
+    training = make(name)
+    with tempfile.TemporaryDirectory() as folder:
+        watch = clew.watch(
+            {name: training.model},
+            training.optimizer,
+            out=folder,
+            status=False,
+            name=mode.name,
+            **mode.settings,
+        )
+        with watch:
+            # The first steps are never thinned and every cache is cold: neither is what a training costs.
+            for _ in range(_WARM_UP[name]):
+                training.step()
+            watch.pause()
+            block = _choose_block(training, mode.block_seconds)
+            pairs = [
+                _time_round(training, watch, block, plain_first=bool(index % 2)) for index in range(rounds)
+            ]
+    return _summarise(pairs, block)
+
+
+def _choose_block(training: Training, seconds: float) -> int:
+    training.step()
+    start = time.process_time()
+    training.step()
+    return max(1, min(_MOST_STEPS, round(seconds / (time.process_time() - start))))
+
+
+def _time_round(
+    training: Training, watch: clew.Watch, block: int, *, plain_first: bool
+) -> tuple[Spent, Spent]:
+    plain = _time_block(training, block) if plain_first else None
+    watch.resume()
+    recorded = _time_block(training, block)
+    watch.pause()
+    return plain or _time_block(training, block), recorded
+
+
+def _time_block(training: Training, block: int) -> Spent:
+    training.step()  # the first step after a switch finds the caches of the other side
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(block):
+        training.step()
+    return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _summarise(pairs: list[tuple[Spent, Spent]], block: int) -> Cost:
+    wall = sorted(recorded.wall / plain.wall for plain, recorded in pairs)
+    cpu = sorted(recorded.cpu / plain.cpu for plain, recorded in pairs)
+    return Cost(
+        wall=statistics.median(wall),
+        wall_quartiles=_quartiles(wall),
+        cpu=statistics.median(cpu),
+        cpu_quartiles=_quartiles(cpu),
+        plain_ms=1000 * statistics.median(plain.wall for plain, _ in pairs) / block,
+        rounds=len(pairs),
+        block=block,
+    )
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return low, high
