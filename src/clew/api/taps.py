@@ -38,6 +38,5 @@ if TYPE_CHECKING or is_switched_on():
         raise MissingExtra("taps need torch", next_step="pip install torch") from None
 else:
     from clew.capture.torch import check_off as check
-    from clew.capture.torch.check_off import checks, on
-    from clew.capture.torch.check_off import pass_through as print
-    from clew.capture.torch.check_off import pass_through as tap
+    from clew.capture.torch.check_off import checks, on, tap
+    from clew.capture.torch.check_off import print_value as print

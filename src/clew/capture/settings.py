@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 DEFAULT_KINDS: Final = ("batch", "output", "grad_output", "param", "grad", "update", "buffer", "loss")
 ENVIRONMENT_PREFIX: Final = "CLEW_"
+_NOT_SETTINGS: Final = ("CLEW_CHECKS",)
+"""Variables of clew that are no settings of a run: this one switches the taps in the user's code off."""
+
 _OFF: Final = ("off", "none", "no", "unlimited")
 
 
@@ -130,7 +133,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
     table: dict[str, object] = {}
     for variable in sorted(environment):
-        if not variable.startswith(ENVIRONMENT_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NOT_SETTINGS:
             continue
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key not in _KEYS:

@@ -24,8 +24,6 @@ from clew.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clew.capture.torch.taps_place import Place
-
 T = TypeVar("T")
 
 __all__ = [  # noqa: PLE0604 - the table of rules is the list
@@ -162,22 +160,27 @@ def run_rule(
     name: str,
     warn: bool = False,
     show: Sequence[Any] = (),
-    place: Place | None = None,
     site: str | None = None,
     key: str | None = None,
 ) -> None:
-    """Hold a value to a demand and report what is wrong; ``place``, ``site``, ``key`` say what the stack does not."""
+    """Hold a value to a demand and report what is wrong; ``site`` and ``key`` say what the stack does not."""
     rule = RULES[check]
     try:
-        if check == "shape":
-            problem = rule(x, *args, name=name, key=key, source=place.source if place else "")
-        else:
-            problem = rule(x, *args)
+        problem = rule(x, *args, name=name, key=key) if check == "shape" else rule(x, *args)
     except UsageError as error:
-        error.where = error.where or str(place or find_place(site))
+        error.where = error.where or str(find_place(site))
         raise
     if problem is not None:
-        report(check, x, problem, name=name, warn=warn, place=place or find_place(site), show=show)
+        report(
+            check,
+            x,
+            problem,
+            name=name,
+            warn=warn,
+            place=find_place(site),
+            show=show,
+            at_site=site is not None,
+        )
 
 
 def _text(wanted: Any) -> str:
@@ -208,16 +211,7 @@ def _check_compiled(
 
 
 @runs("check")
-def _check_running(tensors: list[torch.Tensor], order: dict[str, Any], *, place: Place, key: str) -> None:
+def _check_running(tensors: list[torch.Tensor], order: dict[str, Any], key: str) -> None:
     args = tuple(tensors[each["tensor"]] if isinstance(each, dict) else each for each in order["args"])
     show = tensors[len(tensors) - order["shown"] :]
-    run_rule(
-        order["check"],
-        tensors[0],
-        args,
-        name=order["name"],
-        warn=order["warn"],
-        show=show,
-        place=place,
-        key=key,
-    )
+    run_rule(order["check"], tensors[0], args, name=order["name"], warn=order["warn"], show=show, key=key)

@@ -86,9 +86,9 @@ def dtype(x: Any, wanted: Any) -> Problem | None:
     return Problem(f"have dtype {' or '.join(allowed)}", f"it has {found}")
 
 
-def shape(x: Any, spec: Any, *, name: str = "", key: Hashable = None, source: str = "") -> Problem | None:
+def shape(x: Any, spec: Any, *, name: str = "", key: Hashable = None) -> Problem | None:
     """The shape is as written; a name stands for the same size everywhere in a step."""
-    problems = check_shape(shape_of(x), spec, name=name, key=key, source=source)
+    problems = check_shape(shape_of(x), spec, name=name, key=key)
     if not problems:
         return None
     text = spec if isinstance(spec, str) else " ".join("_" if each is None else str(each) for each in spec)

@@ -90,12 +90,10 @@ def new_step() -> None:
     _names.root = None
 
 
-def check_shape(
-    shape: tuple[int, ...], spec: Any, *, name: str, key: Hashable = None, source: str = ""
-) -> list[str]:
+def check_shape(shape: tuple[int, ...], spec: Any, *, name: str, key: Hashable = None) -> list[str]:
     """Return what is wrong with a shape; when nothing is, bind the names that were free.
 
-    ``key`` and ``source`` stand for the call site where there is no frame to tell it.
+    ``key`` stands for the call site where there is no frame to tell it.
     """
     dimensions = _parse_text(spec) if isinstance(spec, str) else parse_dimensions(spec)
     aligned = _align(dimensions, shape)
@@ -109,9 +107,7 @@ def check_shape(
     inside = _refresh(call, [wanted for wanted, _ in aligned.values() if isinstance(wanted, str)])
     problems = _compare(aligned, _names.bound)
     if not problems:
-        source = source or find_place(site="").source
-        said = f"since {name or 'a check'}{f' at {source}' if source else ''}"
-        _bind(aligned, said, call, inside=inside)
+        _bind(aligned, name, call, inside=inside)
     return problems
 
 
@@ -149,10 +145,12 @@ def _compare(aligned: dict[int, tuple[int | str | None, int]], bound: dict[str, 
     return problems
 
 
-def _bind(aligned: dict[int, tuple[int | str | None, int]], said: str, call: _Call, *, inside: bool) -> None:
+def _bind(aligned: dict[int, tuple[int | str | None, int]], name: str, call: _Call, *, inside: bool) -> None:
     fresh = {w: size for w, size in aligned.values() if isinstance(w, str) and w not in _names.bound}
     if not fresh:
         return
+    source = find_place(site="").source
+    said = f"since {name or 'a check'}{f' at {source}' if source else ''}"
     for wanted, size in fresh.items():
         _names.bound[wanted] = _Bound(size, said, call, inside, _circumstances(call))
 

@@ -44,17 +44,29 @@ class Problem:
     offenders: tuple[Offender, ...] = ()
 
 
-def judge(x: Any, must: str, holds: Callable[[Any], Any], *, ordered: bool = True) -> Problem | None:
-    """Return the problem with the elements for which a condition does not hold."""
+def judge(
+    x: Any, must: str, holds: Callable[[Any], Any], *, ordered: bool = True, convex: bool = False
+) -> Problem | None:
+    """Return the problem with the elements for which a condition does not hold.
+
+    A convex condition holds for all elements if it holds for the least and the largest.
+    """
     if blind_reason(x):
         return None
-    return quietly(_judge_elements, x, must, holds, ordered)
+    return quietly(_judge_elements, x, must, holds, ordered, convex)
 
 
-def _judge_elements(x: Any, must: str, holds: Callable[[Any], Any], ordered: bool) -> Problem | None:
+def _judge_elements(
+    x: Any, must: str, holds: Callable[[Any], Any], ordered: bool, convex: bool
+) -> Problem | None:
     array, note = open_value(x)
     if ordered:
         refuse_complex(array, must)
+    if convex and isinstance(array, torch.Tensor) and array.numel() and array.dtype is not torch.bool:
+        # Two numbers in one pass; NaN spoils both and fails every comparison, so it is not missed.
+        least, largest = torch.aminmax(array)
+        if holds(least.item()) and holds(largest.item()):
+            return None
     with np.errstate(all="ignore"):
         return blame(array, holds(array), must=must, note=note)
 

@@ -21,6 +21,7 @@ _NEXT: Final = {
     "shape": "names hold for one step: clew.check.new_step() begins another",
     "rows_differ": "look for inputs that never reach this point: a dead layer, a constant batch",
 }
+_AT_SITE: Final = "clew.pprint(model, x) shows what goes into it"
 _WARN: Final = "warn=True records the failure and goes on"
 _SHOW: Final = 5
 
@@ -36,9 +37,12 @@ def report(
     warn: bool,
     place: Place,
     show: Sequence[Any] = (),
+    at_site: bool = False,
 ) -> None:
     """Raise a failed check; with ``warn`` record it in the run, or warn once for each place without one."""
     error = _make_error(check, x, problem, name=name, place=place, show=show)
+    if at_site:
+        error.next_step = _AT_SITE
     session = current.active()
     if session is not None:
         session.note("check", {**error.details, "message": str(error), "raised": not warn})

@@ -52,31 +52,40 @@ def _finite(x: Any) -> Problem | None:
 
 def positive(x: Any) -> Problem | None:
     """Zero is wrong."""
-    return judge(x, "be positive", lambda v: v > 0)
+    return judge(x, "be positive", lambda v: v > 0, convex=True)
 
 
 def non_negative(x: Any) -> Problem | None:
     """Anything below zero is wrong."""
-    return judge(x, "be non-negative", lambda v: v >= 0)
+    return judge(x, "be non-negative", lambda v: v >= 0, convex=True)
 
 
 def negative(x: Any) -> Problem | None:
     """Zero is wrong."""
-    return judge(x, "be negative", lambda v: v < 0)
+    return judge(x, "be negative", lambda v: v < 0, convex=True)
 
 
 def non_positive(x: Any) -> Problem | None:
     """Anything above zero is wrong."""
-    return judge(x, "be non-positive", lambda v: v <= 0)
+    return judge(x, "be non-positive", lambda v: v <= 0, convex=True)
 
 
 def in_range(x: Any, low: Any, high: Any) -> Problem | None:
     """The bounds themselves are right."""
-    if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor) and not low <= high:
+    low, high = _as_number(low), _as_number(high)
+    are_numbers = not shape_of(low) and not shape_of(high)
+    if are_numbers and not blind_reason(low) and not blind_reason(high) and not low <= high:
         raise UsageError(
             f"no number lies in [{low}, {high}]", next_step="give the lower bound first, then the upper one"
         )
-    return judge(x, f"be in [{_say(low)}, {_say(high)}]", lambda v: (v >= low) & (v <= high))
+    must = f"be in [{_say(low)}, {_say(high)}]"
+    return judge(x, must, lambda v: (v >= low) & (v <= high), convex=are_numbers)
+
+
+def _as_number(value: Any) -> Any:
+    """Return the number in a tensor of one, so that it is read once; anything else as it is."""
+    single = isinstance(value, torch.Tensor) and not value.shape and not blind_reason(value)
+    return quietly(value.item) if single else value
 
 
 def integer(x: Any) -> Problem | None:

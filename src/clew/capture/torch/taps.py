@@ -162,8 +162,9 @@ def _print_compiled(x: Any, when: Any, file: Any, order: dict[str, Any]) -> None
 
 
 @runs("print")
-def _print_running(tensors: list[torch.Tensor], order: dict[str, Any], *, place: Place, key: str) -> None:
-    counter = _counter_of((place.file, place.line, order["instruction"]) if place.file else key)
+def _print_running(tensors: list[torch.Tensor], order: dict[str, Any], key: str) -> None:
+    place = find_place()
+    counter = _counter_of((place.file, place.line, order["instruction"], None if place.file else key))
     if not counter.is_turn(order["first_n"], order["every"]):
         return
     if len(tensors) == 1 or _is_true(tensors[1].detach(), order["label"]):
@@ -202,12 +203,12 @@ def check_replacement(x: Any, result: Any, *, where: str = "") -> Any:
 
 
 @runs("call")
-def _call_running(tensors: list[torch.Tensor], order: dict[str, Any], *, place: Place, key: str) -> None:  # noqa: ARG001
+def _call_running(tensors: list[torch.Tensor], order: dict[str, Any], key: str) -> None:  # noqa: ARG001
     function = kept(order["fn"])
     if function is None:
         raise UsageError(
             "compiled code holds a tap on a function of another process",
-            where=str(place),
+            where=str(find_place()),
             next_step="compile again in this process: torch.compiler.reset()",
         )
     with torch.no_grad():
@@ -215,6 +216,6 @@ def _call_running(tensors: list[torch.Tensor], order: dict[str, Any], *, place: 
     if isinstance(result, torch.Tensor) and not order["ignore"]:
         raise UsageError(
             "a tap returned a tensor, but compiled code cannot take it from a function that was not traced",
-            where=str(place),
+            where=str(find_place()),
             next_step="write clew.tap(x, fn, replace=True), or replace=False to only look",
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from clew.capture.torch.taps_place import Place, is_internal, place_at
+from clew.capture.torch.taps_place import Place, at_place, is_internal, place_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def fold(function: F) -> F:
 
 
 def runs(kind: str) -> Callable[[F], F]:
-    """Register the function that does a kind of tap when compiled code comes to it: ``(tensors, order, text)``."""
+    """Register the function that does a kind of tap when compiled code comes to it: ``(tensors, order, key)``."""
 
     def register(function: F) -> F:
         _runners[kind] = function
@@ -143,7 +143,8 @@ def _name_traced_module(tracer: Any) -> str:
 
 def _tap(tensors: list[torch.Tensor], text: str) -> None:
     order, place = _read(text)
-    _runners[order["tap"]](tensors, order, place=place, key=text)
+    with at_place(place):
+        _runners[order["tap"]](tensors, order, text)
 
 
 def _tap_batched(info: Any, in_dims: Any, tensors: list[torch.Tensor], text: str) -> tuple[None, None]:  # noqa: ARG001

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from clew.capture.torch.taps_place import Place
-
 Function = Callable[[torch.Tensor, str], Any]
 """What is run on a tensor and the name of its site; a tensor that it returns takes its place."""
 
@@ -114,7 +112,7 @@ class OutputHook(TapHook):
 
 
 @runs("hook")
-def _hook_running(tensors: list[torch.Tensor], order: dict[str, Any], *, place: Place, key: str) -> None:  # noqa: ARG001
+def _hook_running(tensors: list[torch.Tensor], order: dict[str, Any], key: str) -> None:  # noqa: ARG001
     hook: TapHook | None = kept(int(order["hook"]))
     if hook is None:
         return
@@ -334,7 +332,7 @@ def _tell_not_everywhere() -> None:
 def _has_compiled() -> bool:
     """Return whether the compiler has translated anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+    return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
 
 
 def run_eagerly(owner: Attachment, model: torch.nn.Module) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +24,9 @@ _INTERNAL: Final = (
     str(_HERE / "check"),
     str(_HERE.parent.parent / "api" / "taps"),
     str(Path(torch.__file__).parent) + os.sep,
+    "<eval_with_key>",
 )
-"""Beginnings of the files whose frames are not the user's: the taps themselves and torch."""
+"""Beginnings of the files whose frames are not the user's: the taps themselves, torch, and code that it made."""
 WRAPPERS: Final = frozenset(
     {"DistributedDataParallel", "DataParallel", "OptimizedModule", "FullyShardedDataParallel"}
 )
@@ -45,8 +48,29 @@ class Place:
         return ", ".join(part for part in (self.site, line) if part)
 
 
+class _Traced(threading.local):
+    """The place of the tap that compiled code is running in this thread: the stack does not show it."""
+
+    place: Place | None = None
+
+
+_traced = _Traced()
+
+
+@contextmanager
+def at_place(place: Place) -> Iterator[None]:
+    """Make a place the one that is found, as long as it is known."""
+    before, _traced.place = _traced.place, place if place.file else None
+    try:
+        yield
+    finally:
+        _traced.place = before
+
+
 def find_place(site: str | None = None) -> Place:
     """Return the place of the caller; ``site`` when it is known already."""
+    if _traced.place is not None:
+        return _traced.place if site is None else replace(_traced.place, site=site)
     frame = find_user_frame()
     if frame is None:
         return Place(site=site or "")
@@ -81,7 +105,7 @@ def find_call() -> tuple[CodeType | None, int]:
 @cache
 def is_internal(file: str) -> bool:
     """Return whether a file is part of the taps or of torch."""
-    return file.startswith(_INTERNAL)
+    return file.startswith(_INTERNAL) or "torchinductor_" in file
 
 
 def name_running_module() -> str:
