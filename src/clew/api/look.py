@@ -64,4 +64,4 @@ def as_trace(graph: Graph) -> Trace:
 
 
 def _pictures() -> Any:
-    return import_module("clew.render.graph_picture")
+    return import_module("clew.api.picture")

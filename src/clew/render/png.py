@@ -1,22 +1,20 @@
-"""Pictures as PNG files, with nothing but numpy and zlib."""
+"""Drawings as PNG files, with nothing but numpy."""
 
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from clew.errors import UsageError
+from clew.model.png import encode_png
 from clew.render.canvas import Canvas
 from clew.render.svg import HEAD
 from clew.views.scene import LIGHT, Rect, Words
 from clew.views.text_width import measure_text
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from clew.views.scene import Point, Scene, Shape, Wire
@@ -29,20 +27,10 @@ _CURVE_STEPS: Final = 14
 _DASH: Final = (4.0, 3.0)
 
 
-def encode_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return (height, width, 3) or (height, width) bytes as a PNG file."""
-    height, width = pixels.shape[:2]
-    rows = np.ascontiguousarray(pixels).reshape(height, -1)
-    # Each row begins with the number of its filter: 0, the bytes as they are.
-    data = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1).tobytes()
-    kind = 2 if pixels.ndim == 3 else 0
-    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(data, 6)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, body) for name, body in chunks)
-
-
-def _chunk(name: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+def encode_pixels(pixels: NDArray[np.uint8]) -> bytes:
+    """Return (height, width, 3) bytes as a PNG file."""
+    height, width, channels = pixels.shape
+    return encode_png(pixels.tobytes(), width=width, height=height, channels=channels)
 
 
 def render_png(scene: Scene) -> bytes:
@@ -57,7 +45,7 @@ def render_png(scene: Scene) -> bytes:
     canvas = Canvas(math.ceil(scene.width * scale), math.ceil(scene.height * scale), LIGHT["paper"])
     for shape in scene.shapes:
         _draw(canvas, shape, scale)
-    return encode_png(canvas.pixels)
+    return encode_pixels(canvas.pixels)
 
 
 def _draw(canvas: Canvas, shape: Shape, scale: float) -> None:

@@ -37,22 +37,26 @@ def render_svg(scene: Scene) -> str:
     )
 
 
+def _light(role: str) -> str:
+    return LIGHT.get(role, role)
+
+
 def render_shapes(
-    shapes: Iterable[Shape], resolve: Callable[[str], str] = lambda role: LIGHT.get(role, role)
+    shapes: Iterable[Shape], resolve: Callable[[str], str] = _light, *, tips: bool = True
 ) -> str:
     """Return shapes as SVG elements; ``resolve`` turns the name of a colour into one."""
-    return "\n".join(_render(shape, resolve) for shape in shapes)
+    return "\n".join(_render(shape, resolve, tips=tips) for shape in shapes)
 
 
-def _render(shape: Shape, resolve: Callable[[str], str]) -> str:
+def _render(shape: Shape, resolve: Callable[[str], str], *, tips: bool) -> str:
     if isinstance(shape, Rect):
-        return _render_rect(shape, resolve)
+        return _render_rect(shape, resolve, tip=shape.tip if tips else "")
     if isinstance(shape, Words):
         return _render_words(shape, resolve)
-    return _render_wire(shape, resolve)
+    return _render_wire(shape, resolve, tip=shape.tip if tips else "")
 
 
-def _render_rect(rect: Rect, resolve: Callable[[str], str]) -> str:
+def _render_rect(rect: Rect, resolve: Callable[[str], str], *, tip: str) -> str:
     parts = [f'<rect x="{_number(rect.x)}" y="{_number(rect.y)}"']
     parts.append(f'width="{_number(rect.width)}" height="{_number(rect.height)}"')
     if rect.radius:
@@ -62,7 +66,7 @@ def _render_rect(rect: Rect, resolve: Callable[[str], str]) -> str:
         parts.append(f'stroke="{resolve(rect.stroke)}" stroke-width="{_number(rect.stroke_width)}"')
     if rect.dashed:
         parts.append('stroke-dasharray="4 3"')
-    return _close(" ".join(parts), "rect", rect.tip)
+    return _close(" ".join(parts), "rect", tip)
 
 
 def _render_words(words: Words, resolve: Callable[[str], str]) -> str:
@@ -78,10 +82,10 @@ def _render_words(words: Words, resolve: Callable[[str], str]) -> str:
     return f"{' '.join(parts)}>{escape(words.text)}</text>"
 
 
-def _render_wire(wire: Wire, resolve: Callable[[str], str]) -> str:
+def _render_wire(wire: Wire, resolve: Callable[[str], str], *, tip: str) -> str:
     color = resolve(wire.color)
     line = f'<path d="{trace_path(wire.points, stop_short=wire.arrow)}" fill="none" '
-    element = _close(f'{line}stroke="{color}" stroke-width="{_number(wire.width)}"', "path", wire.tip)
+    element = _close(f'{line}stroke="{color}" stroke-width="{_number(wire.width)}"', "path", tip)
     if not wire.arrow:
         return element
     x, y = wire.points[-1]

@@ -92,13 +92,14 @@ class Cards:
 
     def _draw_operation(self, box: Box, label: str) -> Card:
         operation = self.graph.operations[box.operation]
-        title, lines = shorten(box.title, LONGEST), [shorten(box.subtitle, LONGEST)] if box.subtitle else []
+        paint = self.coloring.paint(box)
+        title = shorten(box.title, LONGEST)
+        lines = [shorten(text, LONGEST) for text in (box.subtitle, paint.note) if text]
         if self.verbose:
             lines += _argument_lines(operation)
         width = max(_title_width(title), *(measure_text(line, SMALL) for line in lines), 44.0) + 2 * PAD
         width = max(width, measure_text(label, LABEL) + 8)
         height = 24.0 + LINE * len(lines)
-        paint = self.coloring.paint(box)
         pills, reach, height = self._draw_pills(operation, width, height)
         shapes: list[Shape] = [*pills, self._outline(operation, paint, width, height)]
         top = (height - LINE * len(lines) - 24.0) / 2 + 16.5
@@ -123,7 +124,7 @@ class Cards:
     ) -> tuple[list[Shape], float, float]:
         """Return parameters and buffers as pills left of the body, how far they reach, and the height of all."""
         tensors = [self.graph.tensors[index] for index in dict.fromkeys(operation.inputs)]
-        beside = [tensor for tensor in tensors if tensor.role in _BESIDE]
+        beside = [tensor for role in _BESIDE for tensor in tensors if tensor.role == role]
         texts = [_describe_beside(tensor) for tensor in beside[:MOST_PILLS]]
         roles = ["param" if tensor.role == "param" else "buffer" for tensor in beside[:MOST_PILLS]]
         if len(beside) > MOST_PILLS:
@@ -145,14 +146,14 @@ class Cards:
     def _draw_group(self, box: Box, label: str) -> Card:
         count = box.last - box.first + 1
         parameters = self._parameters_before[box.last + 1] - self._parameters_before[box.first]
-        lines = [shorten(box.subtitle, LONGEST)] if box.subtitle else []
+        paint = self.coloring.paint(box)
+        lines = [shorten(text, LONGEST) for text in (box.subtitle, paint.note) if text]
         size = f" · {_compact(parameters)} params" if parameters else ""
         lines.append(f"{count} op{'s' if count != 1 else ''}{size}")
         title = shorten(box.title, LONGEST)
         width = max(_title_width(title), *(measure_text(line, SMALL) for line in lines)) + 2 * PAD + 14
         width = max(width, measure_text(label, LABEL) + 8)
         height = 32.0 + LINE * len(lines)
-        paint = self.coloring.paint(box)
         color = "quiet" if paint.ink == "ink" else paint.ink
         tip = f"{box.path or box.title}: click to open" + (f" · {paint.reason}" if paint.reason else "")
         shapes: list[Shape] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 from clew.errors import UsageError, suggest
@@ -57,12 +58,13 @@ HEALTHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """How one box is filled, outlined and written on, and why in words."""
+    """How one box is filled, outlined and written on, why in words, and what of it stands on the box."""
 
     fill: str
     stroke: str
     reason: str = ""
     ink: str = "ink"
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def choose_coloring(graph: Graph, color: str) -> Coloring:
     raise UsageError(f"no statistic '{color}' to colour by", where=graph.name, next_step=hint)
 
 
+@cache
 def categorize(op: str) -> str:
     """Return the kind of an operation by its name, a key of ``CATEGORIES``."""
     name = op.rpartition("::")[2].strip("_").lower()
@@ -139,7 +142,8 @@ class _ByHealth:
     def paint(self, box: Box) -> Paint:
         inside = self.verdicts[box.first : box.last + 1] or ["unknown"]
         worst = next(verdict for verdict in HEALTHS if verdict in inside)
-        return Paint(worst, f"{worst}-line", HEALTHS[worst])
+        note = HEALTHS[worst] if worst in ("bad", "warn", "dead") else ""
+        return Paint(worst, f"{worst}-line", HEALTHS[worst], note=note)
 
     def legend(self) -> tuple[LegendEntry, ...]:
         present = set(self.verdicts)
@@ -197,16 +201,13 @@ class _ByStat:
         if not inside:
             return Paint("unknown", "unknown-line", "not measured")
         strange = [value for value in inside if not math.isfinite(value)]
+        value = strange[0] if strange else max(inside)
+        reason = f"{self.title} {format_number(value)}"
         if strange:
-            return Paint("bad", "bad-line", f"{self.title} {format_number(strange[0])}")
-        value = max(inside)
+            return Paint("bad", "bad-line", reason, note=reason)
         step = self._step(value)
-        return Paint(
-            _RAMP[step],
-            "box-line",
-            f"{self.title} {format_number(value)}",
-            _DARK_INK if step < 4 else _LIGHT_INK,
-        )
+        ink = _DARK_INK if step < 4 else _LIGHT_INK
+        return Paint(_RAMP[step], "box-line", reason, ink, note=reason)
 
     def _step(self, value: float) -> int:
         low, high = self.low, self.high

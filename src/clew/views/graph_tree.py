@@ -162,8 +162,8 @@ def _simplify(box: Box) -> Box:
         return box
     (only,) = box.children
     if only.kind == "op":
-        only.subtitle = only.subtitle or only.title
-        only.title, only.path = box.title, box.path
+        op = only.subtitle or only.title
+        only.title, only.subtitle, only.path = box.title, op if op != box.title else "", box.path
         return only
     only.title = f"{box.title}.{only.title}"
     return only
@@ -207,7 +207,9 @@ def _fold_evenly(children: list[Box]) -> list[Box]:
 def _part(children: list[Box], title: str) -> Box:
     types = {child.subtitle for child in children}
     what = next(iter(types)) if len(types) == 1 and next(iter(types)) else "boxes"
-    part = Box("part", f"part:{children[0].key}", title, f"{len(children)} × {what}", children=children)
+    # A part and the first part inside it begin with the same box: their sizes tell them apart.
+    key = f"part{len(children)}:{children[0].key}"
+    part = Box("part", key, title, f"{len(children)} × {what}", children=children)
     part.path = children[0].path.rpartition(".")[0]
     if len(children) > CROWDED:
         part.children = _fold_evenly(children)
