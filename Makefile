@@ -14,7 +14,7 @@ help:  ## list the targets
 setup: $(STAMP)  ## create .venv with everything that clew and its tests need
 
 # torch goes first and alone: the tested version must be there before anything else may ask for another one.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.c src/clew/stats/*.h)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.[ch] src/clew/compare/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -25,7 +25,7 @@ demo: $(STAMP)  ## train a net that goes wrong under clew, then show what was re
 	$(BIN)/clew show latest
 
 test: $(STAMP)  ## run the whole test suite
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)  ## ruff, mypy and the rules of who may import whom
 	$(BIN)/ruff check .

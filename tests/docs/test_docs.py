@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+import clew
 from clew.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -103,12 +104,32 @@ def test_a_page_that_lies_fails(page, error, tmp_path, monkeypatch, capsys):
             run_page(page, "page.md")
 
 
+TRUE_PAGE = """
+```python
+# file: a.txt
+hello
+```
+
+```python
+from pathlib import Path
+assert Path("a.txt").read_text() == "hello\\n"
+```
+
+```console
+$ clew shwo  # exit 2
+clew: unknown command 'shwo'
+$ clew --version
+$ make nothing
+```
+
+```text
+1 / 0
+```
+"""
+
+
 def test_a_page_that_tells_the_truth_passes(tmp_path, monkeypatch, capsys):
-    page = (
-        "```python\n# file: a.txt\nhello\n```\n```python\nx = open('a.txt')\nassert x.read() == 'hello\\n'\nx.close()\n```\n"
-        "```console\n$ clew shwo  # exit 2\nclew: unknown command\n$ clew --version\n$ make nothing\n```\n```text\n1/0\n```\n"
-    )
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
-        run_page(page, "page.md")
-    assert capsys.readouterr().out == f"clew {__import__('clew').__version__}\n"
+        run_page(TRUE_PAGE, "page.md")
+    assert capsys.readouterr().out == f"clew {clew.__version__}\n"
