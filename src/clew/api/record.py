@@ -83,7 +83,7 @@ def run_script(target: str, argv: list[str], *, module: bool, settings: Settings
 
     program = load_module(target) if module else load_script(target)
     title = settings.name or (target.rpartition(".")[2] if module else Path(target).stem)
-    recording = Recording(settings, command=[target, *argv], title=title, is_script=True)
+    recording = Recording(settings, command=[target, *argv], title=title, is_script=True, is_module=module)
     call_off = call_after_import("torch", lambda: _start_safely(recording))
     try:
         outcome = execute(program, argv)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from clew.api.folder import choose_folder, give_back
 from clew.capture import provenance
@@ -18,20 +18,26 @@ if TYPE_CHECKING:
     from clew.model.record import RunInfo, StepRecord
     from clew.store.writer import Writer
 
-_SMOOTH: Final = 0.9
-
 
 class Recording:
     """Owns a run from its folder to its last word. Heavy parts load with ``start``, when torch is there."""
 
     def __init__(
-        self, settings: Settings, *, command: list[str], title: str, is_script: bool = False
+        self,
+        settings: Settings,
+        *,
+        command: list[str],
+        title: str,
+        is_script: bool = False,
+        is_module: bool = False,
     ) -> None:
         self.settings = settings
         self._is_script = is_script
+        self._is_module = is_module
         self._command = command
+        self._cwd = str(Path.cwd())
         self.folder = choose_folder(settings.out, settings.name, title)
-        self._progress = Progress()
+        self._progress: Any = None
         self._info: RunInfo | None = None
         self._writer: Writer | None = None
         self._session: TorchSession | None = None
@@ -48,15 +54,25 @@ class Recording:
         """Open the run folder and begin to watch."""
         import torch
 
+        from clew.api.explaining import explain_bad_steps
+        from clew.api.progress import Progress
         from clew.capture.torch.session import TorchSession
         from clew.store.notes import NoteFile
         from clew.store.writer import Writer
 
         settings = {key: value for key, value in asdict(self.settings).items() if value is not None}
         info = provenance.collect(self.folder.name, self._command, settings)
-        self._info = replace(info, torch=torch.__version__, seeds={"torch": torch.initial_seed()})
+        self._info = replace(
+            info,
+            cwd=self._cwd,
+            is_script=self._is_script,
+            is_module=self._is_module,
+            torch=torch.__version__,
+            seeds={"torch": torch.initial_seed()},
+        )
         self._info.hardware["threads"] = torch.get_num_threads()
         self._status = self._make_status()
+        self._progress = Progress()
         self._writer = Writer(
             self.folder, self._info, quota_bytes=self.settings.quota_bytes, notice=self.tell
         )
@@ -68,6 +84,9 @@ class Recording:
             models=models,
             optimizers=optimizers,
             annex=NoteFile(self._writer.rank_folder),
+        )
+        explain_bad_steps(
+            self._session.recorder, self._writer.rank_folder, tell=self.tell if self._is_script else None
         )
         self._session.start()
 
@@ -145,66 +164,3 @@ class Recording:
         give_back(self.folder)
         if self._is_script and "torch" not in sys.modules:
             self.tell("clew: the script never imported torch; nothing was recorded")
-
-
-class Progress:
-    """Running numbers for the status line: speed, shares of time, the worst site so far."""
-
-    def __init__(self) -> None:
-        self.worst = ""
-        self._loss: float | None = None
-        self._step = 0
-        self._wall = self._data = self._cost = 0.0
-        self._rate: float | None = None
-        self._memory: float | None = None
-        self._at = time.monotonic()
-
-    @property
-    def cost_share(self) -> float | None:
-        """Clew's own share of the time so far, against the plain run."""
-        plain = self._wall - self._cost
-        return self._cost / plain if plain > 0 else None
-
-    def take(self, recorder: Recorder, record: StepRecord) -> None:
-        """Take note of a finished step."""
-        times = {scalar.name: scalar.value for scalar in record.scalars}
-        wall = sum(value for name, value in times.items() if name.startswith("time."))
-        self._wall += wall
-        self._data += times.get("time.data", 0.0)
-        self._cost += times.get("time.clew", 0.0)
-        if wall > 0:
-            self._rate = 1 / wall if self._rate is None else _SMOOTH * self._rate + (1 - _SMOOTH) / wall
-        self._memory = times.get("memory.process", self._memory)
-        self._loss = recorder.last_loss
-        self._step = record.step
-        if not self.worst:
-            self.worst = _find_worst(recorder, record)
-
-    def shown(self) -> dict[str, Any]:
-        """Return what the status line shows."""
-        return {
-            "step": self._step,
-            "steps_per_second": self._rate,
-            "loss": self._loss,
-            "worst_site": self.worst,
-            "data_wait_share": self._data / self._wall if self._wall else None,
-            "memory_bytes": self._memory,
-            "cost_share": self.cost_share,
-        }
-
-
-def _find_worst(recorder: Recorder, record: StepRecord) -> str:
-    """Return the first site with a NaN or an infinity in this step, in words."""
-    if not len(record):
-        return ""
-    import numpy as np
-
-    from clew.model.schema import KINDS
-
-    bad = record.values[:, 1:4].any(axis=1)
-    if not bad.any():
-        return ""
-    row = int(np.argmax(bad))
-    what = "NaN" if record.values[row, 1] else "Inf"
-    name = recorder.sites[int(record.sites[row])].name
-    return f"{name} ({what} in {KINDS[int(record.kinds[row])]} at step {record.step})"

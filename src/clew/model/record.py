@@ -108,6 +108,9 @@ class RunInfo:
 
     name: str
     command: list[str] = field(default_factory=list)
+    cwd: str = ""
+    is_script: bool = False
+    is_module: bool = False
     started: str = ""
     ended: str = ""
     state: str = "recording"

@@ -20,7 +20,7 @@ from clew.capture.torch.leaves import walk
 from clew.model.schema import KIND_INDEX
 from clew.replay.reenter import Way, find_ways
 from clew.replay.rehearsal import Rehearsal
-from clew.replay.verdict import Verdict, judge
+from clew.replay.verdict import Verdict, judge, name_symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,18 +34,24 @@ _OUTPUT: Final = KIND_INDEX["output"]
 class Explainer:
     """Answers the recorder's report of a bad value, once a run: the first fault explains the rest."""
 
-    def __init__(self, recorder: Recorder, publish: Callable[[Verdict], None]) -> None:
+    def __init__(self, recorder: Recorder, publish: Callable[[Verdict], None], *, from_step: int = 0) -> None:
+        self._from_step = from_step
         self._recorder = recorder
         self._publish = publish
         self._is_done = False
 
     def __call__(self, kind: str, name: str) -> None:
         """Explain a bad loss, gradient or parameter of the current step."""
-        if self._is_done or not hasattr(os, "fork") or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if (
+            self._is_done
+            or self._recorder.step < self._from_step
+            or not hasattr(os, "fork")
+            or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        ):
             return
         self._is_done = True
         verdict = self.explain(kind)
-        verdict.symptom = verdict.symptom or f"{kind} {name}"
+        verdict.symptom = verdict.symptom or name_symptom(kind, name)
         self._publish(verdict)
 
     def explain(self, kind: str) -> Verdict:

@@ -164,7 +164,7 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, func: Any, args: Any, kwargs: Any, *, result: Any, before: Any) -> None:
         name = plain_name(func)
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         phase = BACKWARD if node is not None else OPTIMIZER if self.in_optimizer else FORWARD
         event = Event(len(self.events), name, phase, None, self._site(), forward=-1)
         if node is not None:

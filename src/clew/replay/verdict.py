@@ -44,7 +44,7 @@ def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) 
     symptom = rehearsal.symptom
     if symptom is None:
         return Verdict(False, step, way=way, notes=_explain_failure(rehearsal))
-    verdict = Verdict(True, step, symptom=f"{symptom.kind} {symptom.name}".strip(), way=way)
+    verdict = Verdict(True, step, symptom=name_symptom(symptom.kind, symptom.name), way=way)
     origin = find_origin(rehearsal.lens, symptom.writer)
     if origin is None:
         _tell_unknown(verdict, symptom)
@@ -56,6 +56,11 @@ def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) 
     if origin is not None:
         verdict.chain = [_link(rehearsal.lens, event) for event in origin.chain]
     return verdict
+
+
+def name_symptom(kind: str, name: str) -> str:
+    """Return what showed the fault in words: ``loss``, ``gradient fc.weight``."""
+    return kind if name in ("", kind) else f"{kind} {name}"
 
 
 def _tell_event(verdict: Verdict, lens: OpLens, event: Event) -> None:

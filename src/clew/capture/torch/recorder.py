@@ -23,6 +23,7 @@ from clew.capture.assemble import (
 )
 from clew.capture.clock import CLEW, StepClock
 from clew.capture.guard import Guard
+from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
 from clew.capture.torch.flight import Flight
@@ -98,6 +99,7 @@ class Recorder:
         self.handles: list[Any] = []
         self.unseen: dict[str, str] = {}
         self.flight = Flight(self)
+        self.rank = read_rank()
         self.on_bad: Callable[[str, str], None] | None = None
         """Called with what is bad (loss, gradient, parameter) and its name, while the step can still be repeated."""
         self.last_loss: float | None = None

@@ -1,0 +1,73 @@
+"""Running numbers of a recording: what the status line and the closing words show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from clew.model.schema import KINDS
+
+if TYPE_CHECKING:
+    from clew.capture.torch.recorder import Recorder
+    from clew.model.record import StepRecord
+
+_SMOOTH: Final = 0.9
+
+
+class Progress:
+    """Running numbers for the status line: speed, shares of time, the worst site so far."""
+
+    def __init__(self) -> None:
+        self.worst = ""
+        self._loss: float | None = None
+        self._step = 0
+        self._wall = self._data = self._cost = 0.0
+        self._rate: float | None = None
+        self._memory: float | None = None
+
+    @property
+    def cost_share(self) -> float | None:
+        """Clew's own share of the time so far, against the plain run."""
+        plain = self._wall - self._cost
+        return self._cost / plain if plain > 0 else None
+
+    def take(self, recorder: Recorder, record: StepRecord) -> None:
+        """Take note of a finished step."""
+        times = {scalar.name: scalar.value for scalar in record.scalars}
+        wall = sum(value for name, value in times.items() if name.startswith("time."))
+        self._wall += wall
+        self._data += times.get("time.data", 0.0)
+        self._cost += times.get("time.clew", 0.0)
+        if wall > 0:
+            self._rate = 1 / wall if self._rate is None else _SMOOTH * self._rate + (1 - _SMOOTH) / wall
+        self._memory = times.get("memory.process", self._memory)
+        self._loss = recorder.last_loss
+        self._step = record.step
+        if not self.worst:
+            self.worst = _find_worst(recorder, record)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the status line shows."""
+        return {
+            "step": self._step,
+            "steps_per_second": self._rate,
+            "loss": self._loss,
+            "worst_site": self.worst,
+            "data_wait_share": self._data / self._wall if self._wall else None,
+            "memory_bytes": self._memory,
+            "cost_share": self.cost_share,
+        }
+
+
+def _find_worst(recorder: Recorder, record: StepRecord) -> str:
+    """Return the first site with a NaN or an infinity in this step, in words."""
+    if not len(record):
+        return ""
+    bad = record.values[:, 1:4].any(axis=1)
+    if not bad.any():
+        return ""
+    row = int(np.argmax(bad))
+    what = "NaN" if record.values[row, 1] else "Inf"
+    name = recorder.sites[int(record.sites[row])].name
+    return f"{name} ({what} in {KINDS[int(record.kinds[row])]} at step {record.step})"

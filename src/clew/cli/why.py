@@ -1,0 +1,42 @@
+"""``clew why``: the operation and the line that made the first NaN or infinity of a run."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from clew.cli.choice import add_run, open_chosen
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from clew.cli.parser import Parser
+
+
+def configure(parser: Parser) -> None:
+    """Add the run, the step and how to print."""
+    add_run(parser)
+    parser.add_argument(
+        "--step", metavar="N", type=int, help="explain this step instead of the first bad one"
+    )
+    parser.add_argument(
+        "--rerun", action="store_true", help="run the script again even if a verdict is there"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def execute(args: Namespace) -> int:
+    """Print the verdict; exit 1 when no cause was found."""
+    from clew.api.why import why
+
+    verdict = why(open_chosen(args), step=args.step, rerun=args.rerun)
+    if args.json:
+        from clew.render.json import dump
+
+        sys.stdout.write(dump(verdict))
+    else:
+        from clew.render.terminal import show
+        from clew.views.why_page import make_page
+
+        show(make_page(verdict))
+    return 0 if verdict["found"] else 1
