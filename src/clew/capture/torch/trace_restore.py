@@ -40,18 +40,19 @@ class _KeptModule:
         self.buffers = dict(module._buffers)
         self.copies = [
             (buffer, buffer.detach().clone(), version_of(buffer))
-            for buffer in self.buffers.values()
-            if buffer is not None and not is_lazy(buffer)
+            for _, buffer in module.named_buffers(recurse=False)
+            if not is_lazy(buffer)
         ]
 
     def restore(self) -> None:
         """Give the module back what it held; a lazy one keeps the shape that the first input gave it."""
-        if not isinstance(self.module, LazyModuleMixin):
+        if not isinstance(self.module, (LazyModuleMixin, torch.jit.ScriptModule)):
             _put_back(vars(self.module), self.attributes)
             _put_back(self.module._parameters, self.parameters)
             _put_back(self.module._buffers, self.buffers)
         for tensor, copy, version in self.copies:
-            if version < 0 or tensor._version != version:
+            # BatchNorm writes its statistics without counting the write, so only the values tell.
+            if not tensor.is_meta and not torch.equal(tensor, copy):
                 write_back(tensor, copy, version)
 
 
