@@ -20,7 +20,7 @@ MIN, MAX, MEAN, STD, ABS_MEAN, ABS_MAX, L2 = range(7, 14)
 
 def summarise(array: NDArray[Any]) -> NDArray[np.float64]:
     """Return the row of statistics of an array, as ``spec`` defines them."""
-    x = _real_numbers(array).astype(np.float64)
+    x = _widen(_real_numbers(array))
     row = np.full(len(STAT_NAMES), np.nan)
     row[COUNT] = x.size
     row[NAN] = np.isnan(x).sum()
@@ -47,7 +47,7 @@ def _summarise_finite(x: NDArray[np.float64]) -> list[float]:
 
 def histogram(array: NDArray[Any]) -> NDArray[np.uint32]:
     """Return the log2-magnitude histogram of an array, of the sampled elements if it is large."""
-    x = _real_numbers(array).astype(np.float64)
+    x = _widen(_real_numbers(array))
     if x.size > spec.HIST_FULL:
         x = x[sampled_positions(x.size)]
     x = x[np.isfinite(x) & (x != 0)]
@@ -72,9 +72,10 @@ def fingerprint(array: NDArray[Any]) -> int:
     blocks = -(-len(raw) // spec.HASH_BLOCK_BYTES)
     words = np.frombuffer(raw.ljust(blocks * spec.HASH_BLOCK_BYTES, b"\0"), "<u4")
     words = words.reshape(blocks, spec.HASH_BLOCK_BYTES // 4)
+    keys = spec.make_hash_keys()
     total = 0
     for index, block in enumerate(words):
-        keyed = (block + spec.make_hash_keys()).astype(np.uint64)
+        keyed = (block + keys).astype(np.uint64)
         products = int((keyed[0::2] * keyed[1::2]).sum(dtype=np.uint64))
         plain = int(np.ascontiguousarray(block).view("<u8").sum(dtype=np.uint64))
         inner = spec.mix((plain + (index + 1) * spec.GOLDEN) & spec.MASK_64)
@@ -87,6 +88,12 @@ def _real_numbers(array: NDArray[Any]) -> NDArray[Any]:
     flat = np.ascontiguousarray(array).reshape(-1)
     real: NDArray[Any] = flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
     return real
+
+
+def _widen(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the numbers in float64; a signalling NaN becomes an ordinary one without a warning."""
+    with np.errstate(invalid="ignore"):
+        return x.astype(np.float64)
 
 
 def _one_nan(x: NDArray[Any]) -> NDArray[Any]:

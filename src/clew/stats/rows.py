@@ -28,6 +28,7 @@ class _Waiting(NamedTuple):
     """A row that a device still holds: what to do with its packed numbers once they are on the host."""
 
     row: int
+    device: torch.device
     packed: torch.Tensor
     hash: bool
     hist: bool
@@ -178,7 +179,8 @@ class Rows:
                 return
             packed = torch_path.measure(reading.values, hash=hash, hist=hist)
             places = tuple(torch_path.fingerprint(p.reshape(-1)) for p in reading.places) if hash else ()
-        self._log.append(_Waiting(row, packed, hash, hist, reading.zeros, places))
+            device = packed.device
+        self._log.append(_Waiting(row, device, packed, hash, hist, reading.zeros, places))
 
     def _complete(self, row: int, reading: Reading, *, hash: bool) -> None:
         """Add to the row of a sparse tensor's stored values the zeros it does not store, to its hash their places."""
@@ -229,7 +231,7 @@ class Rows:
     def _write(self, entry: _Waiting, numbers: NDArray[np.int64]) -> None:
         """Write what came from a device into the row it belongs to."""
         after = len(STAT_NAMES)
-        self.values[entry.row] = torch_path.unpack(numbers, entry.packed.device.type)
+        self.values[entry.row] = torch_path.unpack(numbers, entry.device.type)
         if entry.zeros:
             self._add_zeros(entry.row, entry.zeros)
         if entry.hash and self.hashes is not None:
@@ -268,8 +270,8 @@ def _fetch(entries: list[_Waiting]) -> list[NDArray[np.int64]]:
     """Return the packed numbers of each entry on the host, after one copy from each device."""
     fetched: dict[int, NDArray[np.int64]] = {}
     with undisturbed():
-        for device in {entry.packed.device for entry in entries}:
-            local = [(i, entry) for i, entry in enumerate(entries) if entry.packed.device == device]
+        for device in {entry.device for entry in entries}:
+            local = [(i, entry) for i, entry in enumerate(entries) if entry.device == device]
             parts = [torch.cat([e.packed, *(p.reshape(1) for p in e.places)]) for _, e in local]
             lengths = np.cumsum([part.numel() for part in parts])
             host = torch.cat(parts).cpu().numpy()

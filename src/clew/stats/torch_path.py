@@ -65,19 +65,20 @@ def _wide(device_type: str) -> torch.dtype:
 
 def _pieces(flat: torch.Tensor) -> Iterator[torch.Tensor]:
     for start in range(0, flat.numel(), PIECE):
-        yield flat[start : start + PIECE]
+        yield flat.narrow(0, start, min(PIECE, flat.numel() - start))
 
 
 def _summarise(flat: torch.Tensor) -> torch.Tensor:
     """Return the row of statistics: sums of each piece, then the pieces joined about their common mean."""
     wide = _wide(flat.device.type)
     if not flat.numel():
-        row = torch.full((len(STAT_NAMES),), float("nan"), dtype=wide, device=flat.device)
-        row[:7] = 0
-        return row
+        nothing = [0.0] * 7 + [float("nan")] * 7
+        return torch.tensor(nothing, dtype=wide, device=flat.device)
     table = torch.stack([_sum_piece(piece.to(wide)) for piece in _pieces(flat)])
-    counts, (n, mean, m2, abs_sum), (low, high) = table[:, :6].sum(0), table[:, 6:10].T, table[:, 10:].T
-    nan, pos_inf, neg_inf, zero, negative, finite = counts.unbind()
+    counts, moments, extremes = torch.split(table, [6, 4, 2], dim=1)
+    nan, pos_inf, neg_inf, zero, negative, finite = counts.sum(0).unbind()
+    n, mean, m2, abs_sum = moments.unbind(1)
+    low, high = extremes.unbind(1)
     total = torch.nansum(n * mean) / finite
     spread = m2.sum() + torch.nansum(n * (mean - total) ** 2)
     smallest, largest = low.amin() + 0.0, high.amax() + 0.0
@@ -138,9 +139,7 @@ def _hash_blocks(bits: torch.Tensor, first: int) -> torch.Tensor:
     """Return the sum of the hashes of the blocks that some bits fill, the last one with zeros after its end."""
     per_block = spec.HASH_BLOCK_BYTES // bits.element_size()
     blocks = -(-bits.numel() // per_block)
-    padded = torch.zeros(blocks * per_block, dtype=bits.dtype, device=bits.device)
-    padded[: bits.numel()] = bits
-    plain = padded.view(torch.int64).reshape(blocks, -1)
+    plain = _pad(bits, blocks * per_block).view(torch.int64).reshape(blocks, -1)
     low, high = _keys(bits.device)
     products = ((plain & 0xFFFFFFFF) + low & 0xFFFFFFFF) * (_shift(plain, 32) + high & 0xFFFFFFFF)
     place = torch.arange(first + 1, first + blocks + 1, dtype=torch.int64, device=bits.device)
@@ -149,8 +148,8 @@ def _hash_blocks(bits: torch.Tensor, first: int) -> torch.Tensor:
 
 @lru_cache(maxsize=8)
 def _keys(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    keys = torch.from_numpy(spec.make_hash_keys().astype(np.int64)).to(device)
-    return keys[0::2].contiguous(), keys[1::2].contiguous()
+    keys = spec.make_hash_keys().astype(np.int64)
+    return torch.tensor(keys[0::2], device=device), torch.tensor(keys[1::2], device=device)
 
 
 def _signed(value: int) -> int:
@@ -184,11 +183,15 @@ def _sample(piece: torch.Tensor, first_group: int) -> torch.Tensor:
     """Return one run of each group, zeros (which no bin counts) where the piece ends before."""
     groups = -(-piece.numel() // spec.HIST_GROUP)
     wide = piece if piece.element_size() > 1 or not piece.is_floating_point() else piece.to(torch.float32)
-    padded = torch.zeros(groups * spec.HIST_GROUP, dtype=wide.dtype, device=piece.device)
-    padded[: piece.numel()] = wide
+    runs = _pad(wide, groups * spec.HIST_GROUP).view(-1, spec.HIST_RUN)
     group = torch.arange(groups, dtype=torch.int64, device=piece.device)
     run = _shift((group + first_group) * 2654435761 & 0xFFFFFFFF, 29)
-    return padded.view(groups, -1, spec.HIST_RUN)[group, run].reshape(-1)
+    return runs.index_select(0, group * (spec.HIST_GROUP // spec.HIST_RUN) + run).reshape(-1)
+
+
+def _pad(x: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a copy with zeros after its end, up to a length."""
+    return torch.cat([x, torch.zeros(length - x.numel(), dtype=x.dtype, device=x.device)])
 
 
 def _count_bins(x: torch.Tensor) -> torch.Tensor:
