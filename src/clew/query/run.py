@@ -41,10 +41,13 @@ class Run:
         self.path = Path(path)
         _check_folder(self.path)
         self._readers = {rank: RankReader(self.path, rank) for rank in layout.list_ranks(self.path) or [0]}
-        self._index = self._join_sites()
+        self._joined: SiteIndex | None = None
 
-    def _join_sites(self) -> SiteIndex:
-        return SiteIndex({rank: reader.sites for rank, reader in self._readers.items()})
+    @property
+    def _index(self) -> SiteIndex:
+        if self._joined is None:
+            self._joined = SiteIndex({rank: reader.sites for rank, reader in self._readers.items()})
+        return self._joined
 
     def refresh(self) -> None:
         """Take in what was written since the run was opened."""
@@ -53,7 +56,7 @@ class Run:
                 self._readers[rank].refresh()
             else:
                 self._readers[rank] = RankReader(self.path, rank)
-        self._index = self._join_sites()
+        self._joined = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.state}, {len(self.steps)} steps, {len(self.sites)} sites)"
@@ -86,7 +89,9 @@ class Run:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read or recorded, one sentence each; empty for a sound run."""
+        """What could not be read or recorded, one sentence each; empty for a sound run as far as it was read."""
+        for reader in self._readers.values():
+            reader.check()
         return [problem for rank in self.ranks for problem in self._readers[rank].problems]
 
     @property

@@ -154,18 +154,44 @@ class RankReader:
         self.rank = rank
         self.problems: list[str] = []
         self._rank_folder = layout.rank_folder(folder, rank)
+        # The manifest comes first: a run seen as complete is then read whole.
         self.manifest = self._read_manifest()
-        self.stats = TableReader(self._rank_folder, tables.STATS, self.problems)
-        self.scalars = TableReader(self._rank_folder, tables.SCALARS, self.problems)
-        self.batches = TableReader(self._rank_folder, tables.BATCHES, self.problems)
-        self.sites = self._read_sites()
+        self._tables: dict[str, TableReader] = {}
+        self._sites: list[Site] | None = None
 
     def refresh(self) -> None:
-        """Take in what was written since. The manifest comes first: a run seen as complete is then read whole."""
+        """Take in what was written since."""
         self.manifest = self._read_manifest()
-        for table in (self.stats, self.scalars, self.batches):
+        for table in self._tables.values():
             table.refresh()
-        self.sites = self._read_sites()
+        self._sites = None
+
+    def _table(self, spec: TableSpec) -> TableReader:
+        if spec.name not in self._tables:
+            self._tables[spec.name] = TableReader(self._rank_folder, spec, self.problems)
+        return self._tables[spec.name]
+
+    @property
+    def stats(self) -> TableReader:
+        """The statistics of tensors."""
+        return self._table(tables.STATS)
+
+    @property
+    def scalars(self) -> TableReader:
+        """The numbers of steps: loss, learning rates, times."""
+        return self._table(tables.SCALARS)
+
+    @property
+    def batches(self) -> TableReader:
+        """The tensors of the inputs."""
+        return self._table(tables.BATCHES)
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites; read after the statistics, so that every row has its site."""
+        if self._sites is None:
+            self._sites = self._read_sites()
+        return self._sites
 
     @property
     def state(self) -> str:
@@ -200,6 +226,10 @@ class RankReader:
         if nameless:
             self._note(f"rank{self.rank}/{layout.SITES} is {reason or 'behind'}: sites are called by number")
         return sites + [Site(number, f"site{number}", "module") for number in nameless]
+
+    def check(self) -> None:
+        """Open every table and the list of sites, so that ``problems`` tells of what cannot be opened."""
+        _ = self.stats, self.scalars, self.batches, self.sites
 
     def read_faults(self) -> list[Fault]:
         """Read what went wrong inside clew; a torn last line is dropped."""

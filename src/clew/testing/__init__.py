@@ -1,0 +1,1 @@
+"""Shipped with the package: made-up runs and trainings to test against."""
