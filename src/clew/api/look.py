@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from clew.model.input_spec import InputSpec
+
 
 class Trace(Graph):
     """A traced model: the graph as plain data, and ways to look at it."""
@@ -65,3 +67,17 @@ def as_trace(graph: Graph) -> Trace:
 
 def _pictures() -> Any:
     return import_module("clew.api.picture")
+
+
+def make_input(spec: InputSpec) -> Any:
+    """Return the input that a description asks for, the same numbers each time."""
+    from clew.capture.torch import trace_inputs
+
+    return trace_inputs.make_input(spec)
+
+
+def load_exported(path: str) -> Any:
+    """Return the exported program in a file."""
+    from clew.capture.torch import trace_inputs
+
+    return trace_inputs.load_exported(path)
