@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.clock import BACKWARD, CLEW
 from clew.capture.torch.leaves import walk
@@ -96,7 +97,7 @@ class BackwardLens:
         for _, loss in walk(tensors):
             if loss is self._scaled() and self._unscaled is not None:
                 loss, self._unscaled = self._unscaled, None  # noqa: PLW2901 - the loss before GradScaler
-            if not recorder.wants["loss"]:
+            if not recorder.wants["loss"] or is_functorch_wrapped_tensor(loss):
                 continue
             if loss.numel() == 1:
                 recorder.add_loss(loss)

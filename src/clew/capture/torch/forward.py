@@ -88,6 +88,7 @@ class ForwardLens:
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling
+        tracing_state = torch._C._get_tracing_state
         thread = self.thread
         recorder = self.recorder
         call_root = self._call_root
@@ -98,7 +99,7 @@ class ForwardLens:
             if is_compiling():
                 return original(self, *args, **kwargs)
             if not thread.depth:
-                if recorder.asleep:
+                if recorder.asleep or tracing_state() is not None:
                     return original(self, *args, **kwargs)
                 return call_root(original, self, args, kwargs)
             if not thread.recording:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.optim.optimizer import (
@@ -18,12 +19,16 @@ from clew.capture.torch.shadow import take_shadows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
 
     Pair = tuple[TensorEntry, torch.Tensor]
+
+_HOOKED_STEP_FILE: Final = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+"""Where torch wraps every optimizer's ``step`` to call its hooks; the wrapping function is named ``wrapper``."""
 
 
 class OptimizerEntry:
@@ -117,7 +122,8 @@ class OptimizerLens:
         recorder = self.recorder
         if recorder.asleep:
             return
-        self.depth += 1
+        # A closure may step another optimizer inside; an exception ends a step without telling the hooks.
+        self.depth = _count_running() if self.depth else 1
         if self.depth > 1:
             return
         self._before = recorder.clock.switch(CLEW)
@@ -255,6 +261,16 @@ class OptimizerLens:
             entry.pairs = [(e, p) for e, p in zip(entries, parameters, strict=True) if e.wanted]
             entry.size = size
         return entry.pairs
+
+
+def _count_running() -> int:
+    """Return how many optimizer steps the calling frames are inside of."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        count += frame.f_code.co_filename == _HOOKED_STEP_FILE and frame.f_code.co_name == "wrapper"
+        frame = frame.f_back
+    return count
 
 
 def _closure_of(args: Any, kwargs: Any) -> Any:

@@ -163,13 +163,12 @@ class Recorder:
         self.sites.describe(site, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
     def repeat(self, row: int, tensor: torch.Tensor, site: int, *, tag: int) -> int:
-        """Give another site the numbers of an earlier row: it is the very same tensor."""
+        """Give another site the numbers of an earlier row, the very same tensor, and return the earlier row."""
         if self.sites.shapes[site] != tensor.shape:
             self.describe(site, tensor)
-        copy = len(self.keys)
+        self.copies.append((len(self.keys), row))
         self.keys.append(site << SITE_SHIFT | tag)
-        self.copies.append((copy, row))
-        return copy
+        return row
 
     def note_unseen(self, site: int, reason: UnsupportedTensor) -> None:
         """Keep why a site could not be measured; said in the record, never guessed."""
