@@ -38,17 +38,17 @@ def frames_outside_tools() -> list[FrameType]:
     return found
 
 
-def find_ways(known: frozenset[int]) -> list[Way]:
+def find_ways(known: dict[int, int]) -> list[Way]:
     """Return the ways to execute this step again, the most faithful first.
 
-    ``known``: identities of the frames that were there when the last step ended. The innermost of them holds the
-    training loop; frames inside it were entered in this step and can be called again.
+    ``known``: the frames that were there when the last step ended, and the lines they were at. The innermost of
+    them holds the training loop; frames inside it were entered in this step and can be called again.
     """
     frames = frames_outside_tools()
     loop, inner = _split(frames, known)
     ways = []
     if loop is not None and is_user_file(loop.f_code.co_filename):
-        body = compile_loop_body(loop)
+        body = compile_loop_body(loop, ended_at=known.get(id(loop)))
         if body is not None:
             ways.append(Way("loop body", body))
     for frame in reversed(inner):
@@ -59,7 +59,7 @@ def find_ways(known: frozenset[int]) -> list[Way]:
     return ways
 
 
-def _split(frames: list[FrameType], known: frozenset[int]) -> tuple[FrameType | None, list[FrameType]]:
+def _split(frames: list[FrameType], known: dict[int, int]) -> tuple[FrameType | None, list[FrameType]]:
     for position, frame in enumerate(frames):
         if id(frame) in known:
             return frame, frames[:position]
@@ -73,9 +73,9 @@ def _split(frames: list[FrameType], known: frozenset[int]) -> tuple[FrameType | 
 # -------------------------------------------------------------------- a loop's body
 
 
-def compile_loop_body(frame: FrameType) -> Callable[[], object] | None:
+def compile_loop_body(frame: FrameType, *, ended_at: int | None = None) -> Callable[[], object] | None:
     """Return the body of the loop a frame stands in, as a function that runs it once on copies of the names."""
-    found = _find_loop(frame)
+    found = _find_loop(frame, ended_at)
     if found is None:
         return None
     once = ast.parse("for _clew_once in (None,):\n    pass").body[0]
@@ -95,22 +95,35 @@ def compile_loop_body(frame: FrameType) -> Callable[[], object] | None:
     return run
 
 
-def _find_loop(frame: FrameType) -> ast.For | ast.While | None:
-    """Return the innermost loop that holds the line a frame is at."""
+def _find_loop(frame: FrameType, ended_at: int | None = None) -> ast.For | ast.While | None:
+    """Return the loop that a frame's step is one turn of.
+
+    That is the innermost loop around both the present line and the line where the last step ended; in the first
+    step the innermost one that calls some ``step``, or else the innermost one.
+    """
     text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return None
-    line, first = frame.f_lineno, frame.f_code.co_firstlineno
-    best: ast.For | ast.While | None = None
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.For, ast.While)) or not _holds(node, line):
-            continue
-        inside_function = frame.f_code.co_name == "<module>" or node.lineno >= first
-        if inside_function and (best is None or node.lineno > best.lineno):
-            best = node
-    return best
+    first = 0 if frame.f_code.co_name == "<module>" else frame.f_code.co_firstlineno
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.For, ast.While)) and node.lineno >= first and _holds(node, frame.f_lineno)
+    ]
+    around.sort(key=lambda node: -node.lineno)
+    if ended_at is not None:
+        return next((node for node in around if _holds(node, ended_at)), None)
+    stepping = (node for node in around if _calls_step(node))
+    return next(stepping, around[0] if around else None)
+
+
+def _calls_step(loop: ast.For | ast.While) -> bool:
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
+        for node in ast.walk(loop)
+    )
 
 
 def _holds(node: ast.For | ast.While, line: int) -> bool:

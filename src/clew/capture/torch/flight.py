@@ -16,8 +16,6 @@ import torch
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
 
@@ -41,7 +39,8 @@ class Flight:
         self.recorder = recorder
         self.calls: list[RootCall] = []
         self.last_batch: Any = None
-        self.known_frames: frozenset[int] = frozenset()
+        self.known_frames: dict[int, int] = {}
+        """Frames that were there when the last step ended, by identity, and the line each was at."""
         self.has_loader = False
         self._torch_state: torch.Tensor | None = None
         self._python_state: Any = None
@@ -54,7 +53,7 @@ class Flight:
 
     def mark_end(self) -> None:
         """A step has ended: remember the frames that hold the loop, and begin the next step here."""
-        self.known_frames = frozenset(_frame_identities())
+        self.known_frames = _list_frames()
         self.calls.clear()
         if not self.has_loader:
             self.mark_start()
@@ -129,8 +128,10 @@ class Flight:
                 torch._foreach_copy_([copy for _, copy in self._buffers], [b for b, _ in self._buffers])
 
 
-def _frame_identities() -> Iterator[int]:
+def _list_frames() -> dict[int, int]:
     frame: Any = sys._getframe(1)
+    found = {}
     while frame is not None:
-        yield id(frame)
+        found[id(frame)] = frame.f_lineno
         frame = frame.f_back
+    return found

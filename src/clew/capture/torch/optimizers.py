@@ -34,7 +34,7 @@ _HOOKED_STEP_FILE: Final = torch.optim.Optimizer.profile_hook_step.__code__.co_f
 class OptimizerEntry:
     """One optimizer: its place among the others, and its parameters as sites."""
 
-    __slots__ = ("first_group", "numbers", "pairs", "ref", "size", "stepped", "steps")
+    __slots__ = ("first_group", "numbers", "pairs", "ref", "size", "stepped", "steps", "was_found")
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, first_group: int, forget: Callable[[object], object]
@@ -44,6 +44,7 @@ class OptimizerEntry:
         self.size = -1
         self.stepped = -1
         self.steps = 0
+        self.was_found = False
         self.pairs: list[Pair] = []
         self.numbers: dict[tuple[str, int], float] = {}
 
@@ -77,10 +78,12 @@ class OptimizerLens:
             original(optimizer, *args, **kwargs)
             if not self.recorder.asleep:
                 self.add(optimizer)
+                # The best guess of where the first turn of the loop begins: the model is made by now.
+                self.recorder.flight.mark_start()
 
         return __init__
 
-    def add(self, optimizer: torch.optim.Optimizer) -> OptimizerEntry:
+    def add(self, optimizer: torch.optim.Optimizer, *, was_found: bool = False) -> OptimizerEntry:
         """Return the entry of an optimizer, made now if it is new."""
         key = id(optimizer)
         entry = self.entries.get(key)
@@ -88,6 +91,7 @@ class OptimizerLens:
             # The entry holds the parameters: it goes with its optimizer, or an old model would stay in memory.
             entries = self.entries
             entry = entries[key] = OptimizerEntry(optimizer, self._groups, lambda _: entries.pop(key, None))
+            entry.was_found = was_found
             self._groups += len(optimizer.param_groups)
         return entry
 
@@ -96,7 +100,7 @@ class OptimizerLens:
         for thing in gc.get_objects():
             # type(), not isinstance: a proxy may answer for its target, and loading that would be our doing.
             if issubclass(type(thing), torch.optim.Optimizer) and hasattr(thing, "param_groups"):
-                self.add(thing)
+                self.add(thing, was_found=True)
 
     def owns_parameters(self) -> bool:
         """Return whether some known optimizer holds a parameter of a known model."""
@@ -110,10 +114,12 @@ class OptimizerLens:
     def holds_foreign(self, top: torch.nn.Module) -> bool:
         """Return whether optimizers hold parameters outside this model: then there are several models."""
         own = {id(parameter) for parameter in top.parameters()}
-        return any(id(parameter) not in own for parameter in self._held())
+        return any(id(parameter) not in own for parameter in self._held(of_this_recording=True))
 
-    def _held(self) -> list[torch.Tensor]:
-        living = [entry.ref() for entry in self.entries.values()]
+    def _held(self, *, of_this_recording: bool = False) -> list[torch.Tensor]:
+        """Return the parameters of the optimizers; those merely found in memory may belong to the past."""
+        entries = [entry for entry in self.entries.values() if not (of_this_recording and entry.was_found)]
+        living = [entry.ref() for entry in entries]
         return [p for o in living if o is not None for group in o.param_groups for p in group["params"]]
 
     # ---------------------------------------------------------------- around a step
