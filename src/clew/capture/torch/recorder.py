@@ -127,7 +127,7 @@ class Recorder:
                 raise
             self.note_unseen(site, error)
             return -1
-        if self.sites.shapes[site] != tensor.shape:
+        if tensor.is_nested or self.sites.shapes[site] != tensor.shape:
             self.describe(site, tensor)
         return row
 
@@ -159,12 +159,13 @@ class Recorder:
             self.note_unseen(sites[position], reason)
 
     def describe(self, site: int, tensor: torch.Tensor) -> None:
-        """Keep the shape and dtype last seen at a site."""
-        self.sites.describe(site, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        """Keep the shape and dtype last seen at a site; a nested tensor has no shape."""
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        self.sites.describe(site, shape, str(tensor.dtype).removeprefix("torch."))
 
     def repeat(self, row: int, tensor: torch.Tensor, site: int, *, tag: int) -> int:
         """Give another site the numbers of an earlier row, the very same tensor, and return the earlier row."""
-        if self.sites.shapes[site] != tensor.shape:
+        if tensor.is_nested or self.sites.shapes[site] != tensor.shape:
             self.describe(site, tensor)
         self.copies.append((len(self.keys), row))
         self.keys.append(site << SITE_SHIFT | tag)
