@@ -16,9 +16,8 @@ from clew.capture.torch.check_form import name_dtype
 from clew.capture.torch.check_names import new_step
 from clew.capture.torch.check_report import report
 from clew.capture.torch.check_rules import RULES
-from clew.capture.torch.taps_compiled import emit, is_compiling, runs
+from clew.capture.torch.taps_compiled import emit, is_compiling, is_left_out, runs
 from clew.capture.torch.taps_place import find_place
-from clew.capture.torch.taps_value import is_known
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def _check(
 ) -> T:
     if is_compiling():
         _check_compiled(check, x, args, {"name": name, "warn": warn}, show)
-    elif is_known(x):
+    elif not is_left_out(x):
         run_rule(check, x, args, name=name, warn=warn, show=show)
     return x
 

@@ -63,31 +63,68 @@ def _wrong_spec(spec: Any, reason: str) -> UsageError:
 
 @dataclass(slots=True)
 class _Bound:
-    """The size a name stands for, which line said so, and under which circumstances."""
+    """The size a name stands for, which line said so, and whether that was inside a module call."""
 
     size: int
     said: str
     call: _Call
     inside: bool
-    circumstances: Hashable
 
 
-class _Names(threading.local):
-    """The names bound in one thread, and the step and root call they belong to."""
+class _Scope:
+    """The names bound in one step, and the step and root call they belong to."""
 
     def __init__(self) -> None:
         self.bound: dict[str, _Bound] = {}
         self.step: Hashable = None
         self.root: tuple[weakref.ref[Any], ...] | None = None
 
+    def forget(self) -> None:
+        """Begin a step without names."""
+        self.bound.clear()
+        self.root = None
 
-_names = _Names()
+    def refresh(self, call: _Call, wanted: list[str]) -> bool:
+        """Forget what belongs to an earlier step; return whether this is inside a module call."""
+        session = current.active()
+        step = None if session is None else (id(session), session.step)
+        if step != self.step:
+            self.step = step
+            self.forget()
+        root = find_root_call()
+        if root is not None and not self._is_same_call(root):
+            self.root = tuple(weakref.ref(each) for each in root)
+            self.bound = {name: bound for name, bound in self.bound.items() if not bound.inside}
+        # The line that bound a name comes round again: a new step, unless it is a loop within one call.
+        repeats_count = root is None or len(root) == 1
+        if repeats_count and any(self.bound[name].call == call for name in wanted if name in self.bound):
+            self.bound.clear()
+        return root is not None
+
+    def _is_same_call(self, root: tuple[Any, ...]) -> bool:
+        """Return whether a root call is the known one: the same module and the very same tensors."""
+        known = self.root
+        return (
+            known is not None
+            and len(known) == len(root)
+            and all(old() is new for old, new in zip(known, root, strict=True))
+        )
+
+
+class _Scopes(threading.local):
+    """The scopes of one thread: one with gradients, and one without, for an evaluation between two steps."""
+
+    def __init__(self) -> None:
+        self.of = {True: _Scope(), False: _Scope()}
+
+
+_scopes = _Scopes()
 
 
 def new_step() -> None:
     """Forget the sizes that names were bound to."""
-    _names.bound.clear()
-    _names.root = None
+    for scope in _scopes.of.values():
+        scope.forget()
 
 
 def check_shape(shape: tuple[int, ...], spec: Any, *, name: str, key: Hashable = None) -> list[str]:
@@ -104,10 +141,15 @@ def check_shape(shape: tuple[int, ...], spec: Any, *, name: str, key: Hashable =
     if not any(isinstance(dimension, str) for dimension, _ in aligned.values()):
         return _compare(aligned, {})
     call = (None, key) if key is not None else find_call()
-    inside = _refresh(call, [wanted for wanted, _ in aligned.values() if isinstance(wanted, str)])
-    problems = _compare(aligned, _names.bound)
-    if not problems:
-        _bind(aligned, name, call, inside=inside)
+    scope = _scopes.of[torch.is_grad_enabled()]
+    inside = scope.refresh(call, [wanted for wanted, _ in aligned.values() if isinstance(wanted, str)])
+    problems = _compare(aligned, scope.bound)
+    sizes = {wanted: size for wanted, size in aligned.values() if isinstance(wanted, str)}
+    fresh = sizes.keys() - scope.bound.keys()
+    if not problems and fresh:
+        source = find_place(site="").source
+        said = f"since {name or 'a check'}{f' at {source}' if source else ''}"
+        scope.bound.update({each: _Bound(sizes[each], said, call, inside) for each in fresh})
     return problems
 
 
@@ -143,53 +185,3 @@ def _compare(aligned: dict[int, tuple[int | str | None, int]], bound: dict[str, 
             first, where = here[wanted]
             problems.append(f"dimension {position} is {size}, but {wanted} = {first} at dimension {where}")
     return problems
-
-
-def _bind(aligned: dict[int, tuple[int | str | None, int]], name: str, call: _Call, *, inside: bool) -> None:
-    fresh = {w: size for w, size in aligned.values() if isinstance(w, str) and w not in _names.bound}
-    if not fresh:
-        return
-    source = find_place(site="").source
-    said = f"since {name or 'a check'}{f' at {source}' if source else ''}"
-    for wanted, size in fresh.items():
-        _names.bound[wanted] = _Bound(size, said, call, inside, _circumstances(call))
-
-
-def _circumstances(call: _Call) -> Hashable:
-    """Return what tells a training loop from an evaluation: the function, and whether gradients are on."""
-    return (id(call[0]), torch.is_grad_enabled())
-
-
-def _refresh(call: _Call, wanted: list[str]) -> bool:
-    """Forget what belongs to an earlier step; return whether this is inside a module call."""
-    session = current.active()
-    step = None if session is None else (id(session), session.step)
-    if step != _names.step:
-        _names.step = step
-        new_step()
-    root = find_root_call()
-    if root is not None and not _is_same_call(root):
-        _names.root = tuple(weakref.ref(each) for each in root)
-        _forget(lambda bound: bound.inside)
-    # The line that bound a name comes round again: a new step, unless it is a loop within one call.
-    repeats_count = root is None or len(root) == 1
-    if repeats_count and any(_names.bound[w].call == call for w in wanted if w in _names.bound):
-        _names.bound.clear()
-    if root is None:
-        now = _circumstances(call)
-        _forget(lambda bound: not bound.inside and bound.circumstances != now)
-    return root is not None
-
-
-def _is_same_call(root: tuple[Any, ...]) -> bool:
-    known = _names.root
-    return (
-        known is not None
-        and len(known) == len(root)
-        and all(old() is new for old, new in zip(known, root, strict=True))
-    )
-
-
-def _forget(is_old: Any) -> None:
-    for name in [name for name, bound in _names.bound.items() if is_old(bound)]:
-        del _names.bound[name]

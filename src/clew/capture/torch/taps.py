@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 import torch
 
 from clew.capture import current
-from clew.capture.torch.taps_compiled import emit, is_compiling, keep, kept, runs
+from clew.capture.torch.taps_compiled import emit, is_compiling, is_left_out, keep, kept, runs
 from clew.capture.torch.taps_place import Place, find_call, find_place
 from clew.capture.torch.taps_value import (
     blind_reason,
     dtype_of,
     format_entries,
     header,
-    is_known,
     measure,
     open_value,
     quietly,
@@ -90,7 +89,7 @@ def print_value(
         order = {"label": label, "first_n": first_n, "every": every, "summarize": summarize}
         _print_compiled(x, when, file, order)
         return x
-    if not is_known(x):
+    if is_left_out(x):
         return x
     code, instruction = find_call()
     counter = _counter_of((id(code), instruction), code)
@@ -181,6 +180,8 @@ def tap(x: T, fn: Callable[[T], Any], *, replace: bool | None = None) -> T:
     """
     if is_compiling() and not replace:
         emit([x], {"tap": "call", "fn": keep(fn), "ignore": replace is False})
+        return x
+    if is_left_out(x):
         return x
     result = fn(x)
     if result is None or result is x or replace is False:

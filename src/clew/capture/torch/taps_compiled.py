@@ -114,6 +114,16 @@ def tell_once(key: str, message: str) -> None:
         sys.stderr.write(message + "\n")
 
 
+def is_left_out(x: Any) -> bool:
+    """Return whether a tracer other than the compiler is at work, whose graphs have no taps; said once."""
+    if torch._C._get_tracing_state() is None and not type(x).__module__.startswith("torch.fx"):
+        return False
+    tell_once(
+        "trace", "clew: taps (clew.print, clew.check, clew.tap) are left out of torch.jit and torch.fx graphs"
+    )
+    return True
+
+
 def _find_traced_place() -> tuple[Place, int]:
     """Return the user's line and module that the compiler is tracing, and the instruction in its function."""
     try:

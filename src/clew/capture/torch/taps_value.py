@@ -44,8 +44,6 @@ def blind_reason(x: Any) -> str:
         return ""
     if x.device.type == "meta" or hasattr(x, "fake_mode") or torch._is_functional_tensor(x):
         return "it has a shape but no values"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace is recording"
     if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
     return ""
@@ -86,11 +84,6 @@ def _open_tensor(x: torch.Tensor) -> tuple[torch.Tensor, str]:
     if x.is_quantized:
         x = x.dequantize()
     return (x if x.dtype in _WIDE else x.float()), note
-
-
-def is_known(x: Any) -> bool:
-    """Return whether a value is one that taps look at; a stand-in of a graph tracer is not."""
-    return not type(x).__module__.startswith("torch.fx")
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
