@@ -51,7 +51,7 @@ class Roots:
         self._end_implicit_step(module, tag)
         self._start_step_if_new()
         self._called[id(module)] = self._called.get(id(module), 0) + 1
-        if not tag:
+        if not tag and torch.is_grad_enabled():
             recorder.flight.add_call(module, args, kwargs)
         if not recorder.due or self._is_enough_evaluation(tag):
             return False
