@@ -34,7 +34,7 @@ def save(
     arguments and outlines what needs a gradient. ``depth`` is the number of levels that are open.
     """
     target = Path(path)
-    data = render(graph, _choose_format(target, format), color=color, verbose=verbose, depth=depth)
+    data = render(graph, choose_format(target, format), color=color, verbose=verbose, depth=depth)
     try:
         target.write_bytes(data)
     except OSError as error:
@@ -78,13 +78,14 @@ def _render_text(graph: Graph, format: str, **options: Any) -> str:
     return render_dot(outline) if format == "dot" else render_mermaid(outline)
 
 
-def _choose_format(path: Path, asked: str | None) -> str:
+def choose_format(path: Path, asked: str | None = None) -> str:
+    """Return the format of a picture by what was asked for, or by the ending of its name."""
     ending = (asked or path.suffix.removeprefix(".")).lower()
     name = _ENDINGS.get(ending, ending)
     if name in FORMATS:
         return name
     what = f"no format '{ending}' for a picture" if ending else "a picture needs a format"
-    hint = suggest(ending, [*FORMATS, *_ENDINGS]) or f"end the name with one of: {', '.join(FORMATS)}"
+    hint = suggest(ending, FORMATS) or f"end the name with one of: {', '.join(FORMATS)}"
     raise UsageError(what, where=str(path), next_step=hint)
 
 
