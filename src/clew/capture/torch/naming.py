@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import FrameType
 
 _LIBRARIES: Final = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
@@ -37,6 +37,22 @@ def find_owner(module: torch.nn.Module) -> Found:
             elif isinstance(value, torch.nn.Module) and _contains(value, module):
                 return Found(value, "" if candidate == "self" else candidate)
     return Found(module, name)
+
+
+def find_holders(parameters: Iterable[torch.Tensor]) -> list[Found]:
+    """Return the models in the calling frames that hold some of the parameters, the largest ones only."""
+    wanted = {id(parameter) for parameter in parameters}
+    found: list[Found] = []
+    for frame in user_frames():
+        for name, value in _named_values(frame.f_locals):
+            if isinstance(value, torch.nn.Module) and any(id(p) in wanted for p in value.parameters()):
+                found.append(Found(value, "" if name == "self" else name))
+    tops = {id(one.top): one for one in reversed(found)}
+    return [
+        one
+        for one in tops.values()
+        if not any(other is not one and _contains(other.top, one.top) for other in tops.values())
+    ]
 
 
 def user_frames() -> Iterator[FrameType]:

@@ -56,6 +56,8 @@ class OptimizerLens:
         self.recorder = recorder
         self.entries: dict[int, OptimizerEntry] = {}
         self.depth = 0
+        self.discover: Callable[[list[torch.Tensor]], None] = lambda _: None
+        """Called with parameters that are about to be named, so that their models can be found first."""
         self._groups = 0
         self._before = 0
         self._owned_at = (-1, -1)
@@ -263,6 +265,7 @@ class OptimizerLens:
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         if size != entry.size:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self.discover(parameters)
             entries = self.recorder.registry.name_parameters(parameters, f"optimizer{entry.first_group}")
             entry.pairs = [(e, p) for e, p in zip(entries, parameters, strict=True) if e.wanted]
             entry.size = size

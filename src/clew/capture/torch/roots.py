@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.torch.naming import find_owner
+from clew.capture.torch.naming import find_holders, find_owner
 from clew.capture.torch.registry import unwrap
 
 if TYPE_CHECKING:
@@ -111,10 +111,21 @@ class Roots:
         if self.explicit:
             return None
         found = find_owner(module)
-        prefix = self._choose_prefix(found.top, found.name or type(inner).__name__)
-        tree = registry.add_tree(found.top, prefix, title=found.name or type(inner).__name__)
-        self._tell_compiled(found.top, tree)
+        self._add_model(found.top, found.name or type(inner).__name__)
         return registry.modules.get(id(module))
+
+    def discover_holders(self, parameters: list[torch.Tensor]) -> None:
+        """Name the models that hold these parameters: a closure calls them only inside the optimizer's step."""
+        registry = self.recorder.registry
+        if self.explicit or all(registry.owns(parameter) for parameter in parameters):
+            return
+        for found in find_holders(parameters):
+            if id(found.top) not in registry.modules:
+                self._add_model(found.top, found.name or type(found.top).__name__)
+
+    def _add_model(self, top: torch.nn.Module, name: str) -> None:
+        tree = self.recorder.registry.add_tree(top, self._choose_prefix(top, name), title=name)
+        self._tell_compiled(top, tree)
 
     def _choose_prefix(self, top: torch.nn.Module, name: str) -> str:
         """The only model with parameters needs no prefix; several are told apart by their names."""

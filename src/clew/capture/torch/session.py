@@ -47,6 +47,7 @@ class TorchSession:
         self.optimizers = OptimizerLens(self.recorder)
         batches = BatchLens(self.recorder)
         roots = batches.roots = Roots(self.recorder, self.optimizers, batches)
+        self.optimizers.discover = roots.discover_holders
         self._lenses = (
             self.optimizers,
             ForwardLens(self.recorder, roots),
