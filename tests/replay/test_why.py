@@ -42,7 +42,8 @@ CASES = {
     "log of zero": ("h = torch.log(h.abs())", "zero()", "forward", "log"),
     "sqrt gradient at zero": ("h = torch.sqrt(h.square())", "zero()", "backward", "sqrt"),
     "norm by hand at zero": ("h = h.square().sum(1).sqrt()", "zero()", "backward", "sqrt"),
-    "zero times infinity": ("h = h * torch.tensor(float('inf') if (x == 0).all() else 1.0)", "zero()", "forward", "mul"),
+    "zero times infinity": (
+        "h = h * torch.tensor(float('inf') if (x == 0).all() else 1.0)", "zero()", "forward", "mul"),
     "softmax of a masked row": (
         "h = torch.softmax(h.masked_fill(x[:, :1] == 0, float('-inf')), -1)", "zero()", "forward", "softmax"),
     "std of one element": ("h = h[:, :1].std(dim=1) if (x == 0).all() else h", "zero()", "forward", "std"),

@@ -60,14 +60,19 @@ def find_ways(known: dict[int, int]) -> list[Way]:
 
 
 def _split(frames: list[FrameType], known: dict[int, int]) -> tuple[FrameType | None, list[FrameType]]:
+    """Return the frame of the loop and the frames inside it.
+
+    A frame's identity may be used again by a frame of this step, so a known frame counts only where it stands in
+    a loop around both lines. In the first step it is the innermost frame that stands in a loop at all.
+    """
     for position, frame in enumerate(frames):
-        if id(frame) in known:
+        if known and id(frame) not in known:
+            continue
+        if is_user_file(frame.f_code.co_filename) and _find_loop(frame, known.get(id(frame))) is not None:
             return frame, frames[:position]
-    # The first step: the innermost frame that stands inside a loop.
-    for position, frame in enumerate(frames):
-        if is_user_file(frame.f_code.co_filename) and _find_loop(frame) is not None:
-            return frame, frames[:position]
-    return None, frames
+    # A loop in a library: what it called in this step, as far as that can be told.
+    inner = [frame for frame in frames if id(frame) not in known]
+    return None, inner
 
 
 # -------------------------------------------------------------------- a loop's body
