@@ -254,6 +254,7 @@ for x in [torch.randn(6, 4), torch.zeros(6, 4)]:
 def test_loops_of_every_shape(shape, tmp_path):
     verdict, marked = explain(HEAD + SHAPES[shape], tmp_path)
     assert verdict["found"], verdict["notes"]
+    assert verdict["phase"] == "forward"
     assert verdict["source"]["line"] == marked
     assert verdict["replay"] == "identical", verdict["notes"]
 

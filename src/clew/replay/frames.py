@@ -46,6 +46,19 @@ def find_user_line() -> Line | None:
     return library
 
 
+def is_inside_optimizer() -> bool:
+    """Return whether the optimizer itself is at work, and not a closure that it was given."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/torch/optim/" in name:
+            return True
+        if not is_tool_file(name):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def is_user_file(name: str) -> bool:
     """Return whether a file is the user's: not ours, not Python's, not an installed package's."""
     return not (

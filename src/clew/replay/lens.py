@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clew.errors import UnsupportedTensor
 from clew.model.schema import STAT_INDEX
-from clew.replay.frames import Line, find_user_line
+from clew.replay.frames import Line, find_user_line, is_inside_optimizer
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, func: Any, args: Any, kwargs: Any, *, result: Any, before: Any) -> None:
         name = plain_name(func)
         node: Any = torch._C._current_autograd_node()
-        phase = BACKWARD if node is not None else OPTIMIZER if self.in_optimizer else FORWARD
+        by_optimizer = self.in_optimizer and is_inside_optimizer()
+        phase = BACKWARD if node is not None else OPTIMIZER if by_optimizer else FORWARD
         event = Event(len(self.events), name, phase, None, self._site(), forward=-1)
         if node is not None:
             event.node = node.name().removeprefix("torch::autograd::")
