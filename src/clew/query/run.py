@@ -15,7 +15,7 @@ from clew.query import choice, merge
 from clew.query.quantile import quantiles
 from clew.query.sites import SiteIndex
 from clew.query.table import Series, Table
-from clew.store import histogram, layout
+from clew.store import histogram, layout, notes, verdicts
 from clew.store.reader import RankReader
 from clew.store.rows import Rows
 from clew.store.tables import STORED_STATS
@@ -392,6 +392,25 @@ class Run:
     def faults(self) -> list[Fault]:
         """Return what went wrong inside clew while the run was recorded."""
         return [fault for rank in self.ranks for fault in self._readers[rank].read_faults()]
+
+    def notes(self, kind: str | None = None, *, rank: int | None = None) -> list[dict[str, Any]]:
+        """Return what was noted, oldest first, each with its ``step``, ``kind`` and ``rank``."""
+        ranks = self.ranks if rank is None else [self._rank(rank)]
+        found = [
+            {**note, "rank": each}
+            for each in ranks
+            for note in notes.read_notes(layout.rank_folder(self.path, each))
+        ]
+        return [note for note in found if kind is None or note.get("kind") == kind]
+
+    def verdicts(self, *, rank: int | None = None) -> list[dict[str, Any]]:
+        """Return the explanations of bad steps that were kept, by step."""
+        ranks = self.ranks if rank is None else [self._rank(rank)]
+        return [
+            {**verdict, "rank": each}
+            for each in ranks
+            for verdict in verdicts.read_verdicts(layout.rank_folder(self.path, each))
+        ]
 
     def follow(self, *, poll_seconds: float = 0.5) -> Iterator[Table]:
         """Yield the statistics recorded so far, then those of new steps as they come, until the run has ended."""

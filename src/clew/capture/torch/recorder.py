@@ -102,6 +102,8 @@ class Recorder:
         self.rank = read_rank()
         self.on_bad: Callable[[str, str], None] | None = None
         """Called with what is bad (loss, gradient, parameter) and its name, while the step can still be repeated."""
+        self.note: Callable[[str, dict[str, Any]], None] = lambda _kind, _data: None
+        """Takes something that happened in this step, as data that fits JSON; probes speak through it."""
         self.last_loss: float | None = None
         self.losses = 0
         self.hashes = settings.hashes

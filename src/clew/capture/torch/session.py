@@ -44,6 +44,7 @@ class TorchSession:
     ) -> None:
         self._annex = annex
         self.recorder = Recorder(settings, sink, tell=tell, on_step=on_step)
+        self.recorder.note = self.note
         self.optimizers = OptimizerLens(self.recorder)
         batches = BatchLens(self.recorder)
         roots = batches.roots = Roots(self.recorder, self.optimizers, batches)

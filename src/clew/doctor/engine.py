@@ -1,0 +1,197 @@
+"""Runs the rules over a case, keeps each fault once, and puts consequences under their cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from clew.doctor.catalogue import load_rules
+from clew.doctor.rule import NotJudged, Rule
+from clew.model.finding import SEVERITIES, Diagnosis, Finding, NotChecked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from clew.doctor.case import Case
+
+_DETECTION_STEPS: Final = 20
+"""A cause may need this many steps more than its consequence to be recognised; later it is no cause of it."""
+
+_FIRST_LOOKS: Final = (3, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000)
+_LOOK_EVERY: Final = 500
+
+
+def is_checkpoint(steps: int) -> bool:
+    """Return whether the rules look after this many steps: often at the start, then every few hundred."""
+    return steps in _FIRST_LOOKS or (steps > _FIRST_LOOKS[-1] and steps % _LOOK_EVERY == 0)
+
+
+class Doctor:
+    """Looks at one or several cases again and again, and remembers what it has found."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule] | None = None,
+        *,
+        on_fault: Callable[[Rule, Exception], None] | None = None,
+    ) -> None:
+        self.rules = list(load_rules()) if rules is None else list(rules)
+        self._on_fault = on_fault
+        self._found: dict[tuple[str, int, str], Finding] = {}
+        self._done: set[tuple[str, int]] = set()
+        self._excused: dict[tuple[str, int], str] = {}
+        self._looked: set[str] = set()
+        self._broken: dict[str, str] = {}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Everything found so far, in the order it was found, consequences included."""
+        return list(self._found.values())
+
+    def look(self, case: Case) -> list[Finding]:
+        """Run every rule that has not spoken yet over a case; return what is new."""
+        fresh: list[Finding] = []
+        for rule in self.rules:
+            if rule.id in self._broken or (rule.id, case.rank) in self._done:
+                continue
+            if rule.scope == "run" and (not case.peers or case.peers[0] is not case):
+                continue
+            fresh += self._apply(rule, case)
+        return fresh
+
+    def _apply(self, rule: Rule, case: Case) -> list[Finding]:
+        key = (rule.id, case.rank)
+        missing = next((reason for need in rule.needs if (reason := find_missing(case, need))), "")
+        if missing:
+            self._excused[key] = missing
+            return []
+        try:
+            found = list(rule.check(case))
+        except NotJudged as reason:
+            self._excused[key] = str(reason)
+            return []
+        except Exception as error:  # noqa: BLE001 - a broken rule is reported once and skipped
+            self._broken[rule.id] = f"the rule failed: {type(error).__name__}: {error}"
+            if self._on_fault is not None:
+                self._on_fault(rule, error)
+            return []
+        self._excused.pop(key, None)
+        self._looked.add(rule.id)
+        fresh = []
+        for one in found:
+            known = (rule.id, case.rank, one.key)
+            if known not in self._found:
+                self._found[known] = rule.make_finding(one, rank=case.rank)
+                fresh.append(self._found[known])
+            if not one.key:
+                self._done.add(key)
+        return fresh
+
+    def diagnose(self) -> Diagnosis:
+        """Return the verdict so far: causes first, each with its consequences, and what could not be checked."""
+        not_checked = [NotChecked(id, why) for id, why in self._broken.items()]
+        for rule in self.rules:
+            if rule.id in self._looked or rule.id in self._broken:
+                continue
+            reasons = [why for (id, _), why in self._excused.items() if id == rule.id]
+            why = reasons[0] if reasons else _unseen_reason(rule)
+            not_checked.append(NotChecked(rule.id, why))
+        return Diagnosis(
+            findings=tuple(fold(join_ranks(self.findings), self.rules)),
+            checked=tuple(rule.id for rule in self.rules if rule.id in self._looked),
+            not_checked=tuple(not_checked),
+        )
+
+
+def _unseen_reason(rule: Rule) -> str:
+    return "the run has one rank" if rule.scope == "run" else "nothing was recorded"
+
+
+def find_missing(case: Case, need: str) -> str:
+    """Return why a rule that needs this cannot judge the case, or nothing."""
+    word, _, what = need.partition(":")
+    if _PRESENT[word](case, what):
+        return ""
+    return _MISSING[word].format(what=what, have=case.steps, ranks=len(case.peers) or 1)
+
+
+_PRESENT: Final[dict[str, Callable[[Case, str], bool]]] = {
+    "kind": lambda case, what: what in case.kinds,
+    "scalar": lambda case, what: what in case.scalars,
+    "note": lambda case, what: what in case.notes,
+    "probe": lambda case, what: any(note.get("probe") == what for note in case.notes.get("probe", ())),
+    "batches": lambda case, _: len(case.batches) > 0,
+    "hashes": lambda case, _: case.has_hashes,
+    "optimizer": lambda case, _: "lr" in case.scalars,
+    "steps": lambda case, what: case.steps >= int(what),
+    "ranks": lambda case, what: len(case.peers) >= int(what),
+}
+
+_MISSING: Final = {
+    "kind": "no rows of kind '{what}' were recorded",
+    "scalar": "no '{what}' was recorded",
+    "note": "nothing was noted about '{what}'",
+    "probe": "the run was recorded without the probe '{what}'",
+    "batches": "no batch was recorded",
+    "hashes": "hashes were not recorded",
+    "optimizer": "no optimizer was seen to step",
+    "steps": "needs {what} steps, the run has {have}",
+    "ranks": "needs {what} ranks, there is a record of {ranks}",
+}
+
+
+def join_ranks(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding where several ranks have the same; its evidence names the ranks."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.id, finding.site), []).append(finding)
+    return [_join(group) for group in groups.values()]
+
+
+def _join(group: list[Finding]) -> Finding:
+    ranks = sorted({finding.rank for finding in group})
+    first = min(group, key=lambda finding: (finding.step, finding.rank))
+    return first if len(ranks) == 1 else replace(first, evidence={**first.evidence, "ranks": ranks})
+
+
+def fold(findings: Sequence[Finding], rules: Sequence[Rule]) -> list[Finding]:
+    """Return the causes, worst and earliest first, each with the findings that follow from it."""
+    explains = {rule.id: rule.explains for rule in rules}
+    causes = [_find_cause(finding, findings, explains) for finding in findings]
+    members: dict[int, list[Finding]] = {}
+    for position, finding in enumerate(findings):
+        root, seen = position, {position}
+        while (above := causes[root]) is not None and above not in seen:
+            root = above
+            seen.add(root)
+        if root != position:
+            members.setdefault(root, []).append(finding)
+    folded = {id for each in members.values() for id in map(id_of, each)}
+    roots = [
+        replace(finding, explains=tuple(sorted(members.get(position, ()), key=_rank)))
+        for position, finding in enumerate(findings)
+        if id_of(finding) not in folded
+    ]
+    return sorted(roots, key=_rank)
+
+
+def id_of(finding: Finding) -> tuple[str, str, int]:
+    """Return what tells findings of one run apart."""
+    return finding.id, finding.site, finding.rank
+
+
+def _find_cause(
+    finding: Finding, findings: Sequence[Finding], explains: dict[str, tuple[str, ...]]
+) -> int | None:
+    for position, other in enumerate(findings):
+        if other.id == finding.id or other.step > finding.step + _DETECTION_STEPS:
+            continue
+        if any(fnmatchcase(finding.id, pattern) for pattern in explains.get(other.id, ())):
+            return position
+    return None
+
+
+def _rank(finding: Finding) -> tuple[int, int, str]:
+    worst = max(SEVERITIES.index(each.severity) for each in (finding, *finding.explains))
+    return -worst, finding.step, finding.id

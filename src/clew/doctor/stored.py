@@ -1,0 +1,149 @@
+"""Feeds a stored run to the doctor step by step, as it was fed while it went on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from clew.doctor.case import Case
+from clew.doctor.engine import Doctor, is_checkpoint
+from clew.model.record import Batch, Scalar, StepRecord
+from clew.model.schema import STAT_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from clew.doctor.rule import Rule
+    from clew.model.finding import Diagnosis
+    from clew.query import Run
+
+_CHUNK_STEPS: Final = 256
+
+
+def diagnose(
+    run: Run,
+    *,
+    rules: Sequence[Rule] | None = None,
+    on_record: Callable[[Case, StepRecord], None] | None = None,
+) -> Diagnosis:
+    """Return what the rules say about a stored run; ``on_record`` is called with every step that is fed."""
+    doctor = Doctor(rules)
+    cases = [_open_case(run, rank) for rank in run.ranks]
+    for case in cases:
+        for record in _feed(run, case):
+            if on_record is not None:
+                on_record(case, record)
+            if is_checkpoint(case.steps):
+                doctor.look(case)
+        case.ended = run.state != "recording"
+        case.died = run.state == "died"
+    for case in cases:
+        case.peers = tuple(cases) if len(cases) > 1 else ()
+        doctor.look(case)
+    return doctor.diagnose()
+
+
+def _open_case(run: Run, rank: int) -> Case:
+    case = Case(rank=rank, info=run.info)
+    case.add_sites(run.sites)
+    case.verdicts = run.verdicts(rank=rank)
+    return case
+
+
+def _feed(run: Run, case: Case) -> Iterator[StepRecord]:
+    """Add notes and records in the order of steps; a note of a step comes before its record, as it did live."""
+    notes = iter(sorted(run.notes(rank=case.rank), key=lambda note: note["step"]))
+    note = next(notes, None)
+    for record in read_records(run, case.rank):
+        while note is not None and note["step"] <= record.step:
+            case.add_note(note)
+            note = next(notes, None)
+        case.add(record)
+        yield record
+    while note is not None:
+        case.add_note(note)
+        note = next(notes, None)
+
+
+def read_records(run: Run, rank: int) -> Iterator[StepRecord]:
+    """Yield the records of a rank in order of steps, without histograms."""
+    scalars = _group_scalars(run, rank)
+    batches = _group_batches(run, rank)
+    steps = sorted({*scalars, *batches, *run.steps.tolist()})
+    for start in range(0, len(steps), _CHUNK_STEPS):
+        chunk = steps[start : start + _CHUNK_STEPS]
+        tables = _read_rows(run, rank, slice(chunk[0], chunk[-1] + 1))
+        for step in chunk:
+            rows = tables.get(step, _NO_ROWS)
+            if step in scalars or step in batches or len(rows["site"]):
+                yield _make_record(step, rows, scalars.get(step, ()), batches.get(step, ()))
+
+
+_NO_ROWS: Final[dict[str, Any]] = {
+    "site": np.zeros(0, np.int32), "kind": np.zeros(0, np.int8), "ordinal": np.zeros(0, np.int16),
+    "mode": np.zeros(0, np.int8), "values": np.zeros((0, len(STAT_NAMES))), "hash": None,
+}  # fmt: skip
+
+
+def _make_record(
+    step: int, rows: dict[str, Any], scalars: Sequence[Scalar], batches: Sequence[Batch]
+) -> StepRecord:
+    return StepRecord(
+        step=step,
+        sites=rows["site"],
+        kinds=rows["kind"],
+        ordinals=rows["ordinal"],
+        modes=rows["mode"],
+        values=rows["values"],
+        hashes=rows["hash"],
+        scalars=tuple(scalars),
+        batches=tuple(batches),
+    )
+
+
+def _read_rows(run: Run, rank: int, steps: slice) -> dict[int, dict[str, Any]]:
+    table = run.stats(rank=rank, step=steps, columns=[*STAT_NAMES, "hash"])
+    if not len(table):
+        return {}
+    columns: dict[str, NDArray[Any]] = {
+        name: table.codes(name) for name in ("site", "kind", "ordinal", "mode", "hash")
+    }
+    columns["values"] = np.stack([table.codes(name).astype(np.float64) for name in STAT_NAMES], axis=1)
+    at = table.codes("step")
+    edges = np.flatnonzero(np.diff(at)) + 1
+    bounds = [0, *edges.tolist(), len(at)]
+    return {
+        int(at[start]): {name: column[start:end] for name, column in columns.items()}
+        for start, end in pairwise(bounds)
+    }
+
+
+def _group_scalars(run: Run, rank: int) -> dict[int, list[Scalar]]:
+    found: dict[int, list[Scalar]] = {}
+    for label, series in run.scalars(rank=rank).items():
+        # The label already tells the second of a name from the first: it is what the case keeps them by.
+        for step, value in series:
+            found.setdefault(step, []).append(Scalar(label, value))
+    return found
+
+
+def _group_batches(run: Run, rank: int) -> dict[int, list[Batch]]:
+    found: dict[int, list[Batch]] = {}
+    for row in run.batches(rank=rank):
+        batch = Batch(
+            leaf=str(row["leaf"]),
+            shape=tuple(row["shape"]),
+            dtype=str(row["dtype"]),
+            fingerprint=int(row["fingerprint"]),
+            ordinal=int(row["ordinal"]),
+            mode=0 if row["mode"] == "train" else 1,
+            loader=str(row["loader"]),
+            position=int(row["position"]),
+            indices=tuple(row["indices"]),
+        )
+        found.setdefault(int(row["step"]), []).append(batch)
+    return found

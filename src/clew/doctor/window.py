@@ -1,0 +1,213 @@
+"""What the doctor keeps of a long run: its beginning and its newest part, within a fixed amount of memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from clew.model.schema import STAT_INDEX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from clew.model.record import StepRecord
+
+T = TypeVar("T")
+
+HEAD_STEPS: Final = 64
+TAIL_STEPS: Final = 64
+LEAST_STEPS: Final = 20
+MOST_BYTES: Final = 96 << 20
+"""Rows of recorded steps: so many at either end of the run, fewer when a step has very many rows."""
+
+SERIES_LENGTH: Final = 4096
+
+
+class Ends(Generic[T]):
+    """The first and the last things of a long sequence; ``total`` counts those in between as well."""
+
+    def __init__(self, head: int, tail: int) -> None:
+        self._most = head
+        self.head: list[T] = []
+        self.tail: deque[T] = deque(maxlen=tail)
+        self.total = 0
+
+    def add(self, thing: T) -> None:
+        """Take the next thing."""
+        self.total += 1
+        if len(self.head) < self._most:
+            self.head.append(thing)
+        else:
+            self.tail.append(thing)
+
+    def __iter__(self) -> Iterator[T]:
+        yield from self.head
+        yield from self.tail
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.tail)
+
+    def last(self, number: int) -> list[T]:
+        """Return the newest things, the oldest of them first."""
+        if number <= len(self.tail):
+            return list(islice(self.tail, len(self.tail) - number, None))
+        missing = number - len(self.tail)
+        return [*self.head[max(len(self.head) - missing, 0) :], *self.tail]
+
+
+class Series:
+    """One number over the steps: the first and last few thousand of them."""
+
+    def __init__(self) -> None:
+        self._points: Ends[tuple[int, float]] = Ends(SERIES_LENGTH, SERIES_LENGTH)
+        self._arrays: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+
+    def add(self, step: int, value: float) -> None:
+        """Take the number of a step."""
+        self._points.add((step, value))
+        self._arrays = None
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    @property
+    def total(self) -> int:
+        """How many numbers there were in all."""
+        return self._points.total
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """The steps that are kept."""
+        return self._split()[0]
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """The numbers that are kept, one for each of ``steps``."""
+        return self._split()[1]
+
+    def _split(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        if self._arrays is None:
+            points = list(self._points)
+            self._arrays = (
+                np.array([step for step, _ in points], np.int64),
+                np.array([value for _, value in points], np.float64),
+            )
+        return self._arrays
+
+
+class Rows(NamedTuple):
+    """Rows of one kind over several steps, in order of execution; ``values`` has one column per statistic."""
+
+    steps: NDArray[np.int64]
+    sites: NDArray[np.int32]
+    ordinals: NDArray[np.int16]
+    values: NDArray[np.float64]
+    hashes: NDArray[np.uint64] | None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def stat(self, name: str) -> NDArray[np.float64]:
+        """Return one statistic of every row."""
+        column: NDArray[np.float64] = self.values[:, STAT_INDEX[name]]
+        return column
+
+    def take(self, which: NDArray[Any]) -> Rows:
+        """Return the rows of a mask or of row numbers."""
+        hashes = None if self.hashes is None else self.hashes[which]
+        return Rows(self.steps[which], self.sites[which], self.ordinals[which], self.values[which], hashes)
+
+    def by_site(self) -> dict[int, Rows]:
+        """Return the rows of each site, sites in order of their first row."""
+        if not len(self):
+            return {}
+        order = np.argsort(self.sites, kind="stable")
+        edges = np.flatnonzero(np.diff(self.sites[order])) + 1
+        groups = sorted(np.split(order, edges), key=lambda rows: int(rows[0]))
+        return {int(self.sites[rows[0]]): self.take(rows) for rows in groups}
+
+
+class Kept(NamedTuple):
+    """The rows of one step without what the doctor does not use."""
+
+    step: int
+    sites: NDArray[np.int32]
+    kinds: NDArray[np.int8]
+    ordinals: NDArray[np.int16]
+    modes: NDArray[np.int8]
+    values: NDArray[np.float64]
+    hashes: NDArray[np.uint64] | None
+
+    @classmethod
+    def of(cls, record: StepRecord) -> Kept:
+        """Keep the rows of a record; its histograms are let go."""
+        return cls(
+            record.step,
+            record.sites,
+            record.kinds,
+            record.ordinals,
+            record.modes,
+            record.values,
+            record.hashes,
+        )
+
+    def select(self, kind: int, mode: int | None) -> Rows:
+        """Return the rows of a kind and a mode (None for both)."""
+        chosen = self.kinds == kind
+        if mode is not None:
+            chosen &= self.modes == mode
+        rows = np.flatnonzero(chosen)
+        hashes = None if self.hashes is None else self.hashes[rows]
+        steps = np.full(len(rows), self.step, np.int64)
+        return Rows(steps, self.sites[rows], self.ordinals[rows], self.values[rows], hashes)
+
+
+class StepWindow:
+    """The rows of the first and of the newest recorded steps."""
+
+    def __init__(self) -> None:
+        self._head: list[Kept] = []
+        self._tail: deque[Kept] = deque()
+        self.total = 0
+
+    def add(self, record: StepRecord) -> None:
+        """Keep the rows of a recorded step, and let older ones in the middle go."""
+        self.total += 1
+        kept = Kept.of(record)
+        most = MOST_BYTES // max(kept.values.nbytes, 1) // 2
+        if len(self._head) < max(LEAST_STEPS, min(HEAD_STEPS, most)) and not self._tail:
+            self._head.append(kept)
+            return
+        self._tail.append(kept)
+        while len(self._tail) > max(LEAST_STEPS, min(TAIL_STEPS, most)):
+            self._tail.popleft()
+
+    def __len__(self) -> int:
+        return len(self._head) + len(self._tail)
+
+    def choose(self, first: int | None, last: int | None) -> list[Kept]:
+        """Return the first so many recorded steps, or the last so many, or all that are kept."""
+        if first is not None:
+            return [*self._head, *self._tail][:first]
+        kept = [*self._head, *self._tail]
+        return kept if last is None else kept[max(len(kept) - last, 0) :]
+
+
+def join(pieces: list[Rows]) -> Rows:
+    """Return the rows of several steps as one; hashes only where every step has them."""
+    if not pieces:
+        nothing = np.zeros((0, len(STAT_INDEX)))
+        return Rows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int16), nothing, None)
+    hashes = [piece.hashes for piece in pieces if piece.hashes is not None]
+    return Rows(
+        np.concatenate([piece.steps for piece in pieces]),
+        np.concatenate([piece.sites for piece in pieces]),
+        np.concatenate([piece.ordinals for piece in pieces]),
+        np.concatenate([piece.values for piece in pieces]),
+        np.concatenate(hashes) if len(hashes) == len(pieces) else None,
+    )
