@@ -11,6 +11,7 @@ _HOMES = {
     "list_runs": "clew.api.read",
     "Run": "clew.query",
     "trace": "clew.api.look",
+    "pprint": "clew.api.look",
     "print": "clew.api.taps",
     "check": "clew.api.taps",
     "checks": "clew.api.taps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from clew.model.graph import Graph
 
@@ -18,6 +18,31 @@ class Trace(Graph):
     """A traced model: the graph as plain data, and ways to look at it."""
 
     __slots__ = ()
+
+    def pprint(
+        self,
+        *,
+        depth: int | None = None,
+        to: str | Path | None = None,
+        width: int | None = None,
+        file: TextIO | None = None,
+    ) -> str | None:
+        """Print the table of operations, or of modules down to ``depth``.
+
+        ``to`` is ``json``, ``csv`` or ``html`` and returns that text instead, or a file with such an ending.
+        ``width`` is the width of the screen unless given: from 140 columns on, a row is one line.
+        """
+        from clew.render.graph_table import lower_as, show
+
+        if to is not None:
+            return lower_as(self, to, depth=depth)
+        show(self, depth=depth, width=width, stream=file)
+        return None
+
+    def _repr_html_(self) -> str:
+        from clew.render.graph_table import lower_fragment
+
+        return lower_fragment(self)
 
     def save(self, path: str | Path, **options: Any) -> Any:
         """Draw the graph into a file; the ending decides: svg png html dot mermaid json."""
@@ -49,6 +74,31 @@ def trace(
 
     options = TraceOptions(backward=backward, loss=loss, summary=summary, no_grad=no_grad)
     return as_trace(trace_any(model, inputs, kwargs, options))
+
+
+def pprint(
+    model: Any,
+    /,
+    *inputs: Any,
+    backward: bool = False,
+    summary: bool = False,
+    depth: int | None = None,
+    to: str | Path | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    width: int | None = None,
+    **kwargs: Any,
+) -> str | None:
+    """Run a model once and print a table of what it did, in order, with totals.
+
+    ``summary`` adds minimum, maximum, mean, deviation, median, share of zeros, NaN and Inf of every value, and
+    of every gradient when ``backward`` is set. ``depth`` gives one row per module; ``to="json|csv|html"``
+    returns text instead of printing. A traced graph can be given in place of a model.
+    """
+    if isinstance(model, Graph):
+        graph = as_trace(model)
+    else:
+        graph = trace(model, *inputs, backward=backward, summary=summary, loss=loss, **kwargs)
+    return graph.pprint(depth=depth, to=to, width=width)
 
 
 def as_trace(graph: Graph) -> Trace:

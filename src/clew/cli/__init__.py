@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "why": ("clew.cli.why", "name the operation and the line that made the first NaN"),
     "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON or Parquet"),
     "rm": ("clew.cli.rm", "delete runs"),
+    "pprint": ("clew.cli.pprint", "print a model as a table of operations or modules"),
     "graph": ("clew.cli.graph", "draw a model, a run, an exported program or a saved graph"),
     "ckpt": ("clew.cli.ckpt", "show, compare and scan checkpoints"),
 }

@@ -95,7 +95,7 @@ def _parse_tensor(name: str, rest: str, text: str) -> InputSpec:
             )
     sizes = parts.pop(0) if parts else ""
     limits = parts.pop(0) if parts else ""
-    if parts or not re.fullmatch(r"(\d+(,\d+)*)?", sizes) or (not sizes and dtype == rest):
+    if parts or not re.fullmatch(r"(\d+(,\d+)*)?", sizes) or not rest or dtype == rest:
         raise UsageError(f"'{text}' is no input", next_step=_EXAMPLE)
     low, high = _limits(limits, text) if limits else (None, None)
     shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()

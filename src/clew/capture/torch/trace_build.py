@@ -207,7 +207,7 @@ def _modules(recorder: OperationRecorder) -> tuple[ModuleNode, ...]:
     return tuple(
         ModuleNode(
             path=path,
-            type=type_name(type(module)),
+            type=type_name(module),
             parameters=sum([tensor.numel() for tensor in own.get(path, ())]),
             trainable=sum([tensor.numel() for tensor in own.get(path, ()) if tensor.requires_grad]),
             calls=recorder.calls.get(path, 0),
@@ -217,7 +217,7 @@ def _modules(recorder: OperationRecorder) -> tuple[ModuleNode, ...]:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def type_name(kind: type) -> str:
-    """Return the full name of a class."""
+def type_name(thing: object) -> str:
+    """Return the full name of the class of a thing."""
+    kind = type(thing)
     return f"{kind.__module__}.{kind.__qualname__}"

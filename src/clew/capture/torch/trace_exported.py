@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -197,7 +198,7 @@ class _Reader:
     def _site_of(self, node: torch.fx.Node) -> str:
         """Note the modules a node lies in, and return the innermost."""
         if node.op == "call_module":
-            self.types[str(node.target)] = type_name(type(self.module.get_submodule(str(node.target))))
+            self.types[str(node.target)] = type_name(self.module.get_submodule(str(node.target)))
             return str(node.target)
         path = ""
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
@@ -244,15 +245,12 @@ def _values_of(node: torch.fx.Node) -> list[Any]:
 
 
 def _is_unpacking(node: torch.fx.Node) -> bool:
-    is_picking = node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator"
-    return (
-        is_picking
-        and node.target.__name__ == "getitem"
-        and isinstance(node.args[1], int)
-        and (  # type: ignore[union-attr]
-            isinstance(node.args[0].meta.get("val"), (list, tuple))  # type: ignore[union-attr]
-        )
-    )
+    """Whether a node only picks one of several outputs of the node before."""
+    if node.op != "call_function" or node.target is not operator.getitem:
+        return False
+    source, index = node.args[:2]
+    is_several = isinstance(source, torch.fx.Node) and isinstance(source.meta.get("val"), (list, tuple))
+    return is_several and isinstance(index, int)
 
 
 def _paths_of(node: torch.fx.Node) -> list[str]:

@@ -76,9 +76,7 @@ def _stand_ins() -> dict[Any, Any]:
 @functools.lru_cache(maxsize=1024)
 def argument_names(function: Any) -> tuple[str, ...]:
     """Return the names of a function's positional arguments, empty when nobody knows them."""
-    stand_in = function if inspect.isfunction(function) else _stand_ins().get(function)
-    if stand_in is None:
-        return ()
+    stand_in = _stand_ins().get(function) or function
     try:
         parameters = inspect.signature(stand_in).parameters.values()
     except (TypeError, ValueError):

@@ -247,12 +247,19 @@ class OperationRecorder(TorchFunctionMode):
         number = len(self.operations)
         self.operations.append(operation)
         (operation.site, operation.call), operation.source = self._locate()
-        operation.is_view = not in_place and bool(outputs) and outputs[0]._is_view()
+        operation.is_view = (
+            not in_place and bool(outputs) and outputs[0]._is_view() and self._shows_input(outputs[0])
+        )
         operation.outputs = [self._add_value(tensor, number, index) for index, tensor in enumerate(outputs)]
         if in_place:
             self._renew_bases(operation, outputs, number)
         if self.watcher is not None:
             self.watcher.on_operation(operation, outputs)
+
+    def _shows_input(self, output: torch.Tensor) -> bool:
+        """Whether a view looks at memory of an input; some operations return a view of something new."""
+        base = output._base
+        return any(base is tensor or base is tensor._base for tensor in self._given)
 
     def _renew_bases(self, operation: RawOperation, outputs: Sequence[torch.Tensor], number: int) -> None:
         """Writing into a view changes the tensor it shows: later readers of that one depend on this write."""

@@ -38,9 +38,10 @@ def resolve_subject(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Return what a user's model really is: inside wrappers, behind ``partial``, the owner of a method."""
     while isinstance(model, functools.partial):
         args, kwargs, model = (*model.args, *args), {**model.keywords, **kwargs}, model.func
+    root: torch.nn.Module | None = None
     if isinstance(model, torch.nn.Module):
         model = root = unwrap(model)
-        name = type(root).__name__
+        name = type(model).__name__
     elif callable(model):
         owner = getattr(model, "__self__", None)
         root = owner if isinstance(owner, torch.nn.Module) else None

@@ -1,0 +1,41 @@
+"""``clew pprint``: the table of a model's operations or modules, without writing a script."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from clew.cli.model_argument import add_model, load_model
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from clew.cli.parser import Parser
+
+
+def configure(parser: Parser) -> None:
+    """Add the model, its inputs, what to measure and how to print."""
+    add_model(parser)
+    parser.add_argument("--depth", metavar="N", type=int, help="one row per module down to this depth")
+    parser.add_argument("--summary", action="store_true", help="statistics of every value")
+    parser.add_argument(
+        "--backward", action="store_true", help="run the backward pass too, and tell the gradients"
+    )
+    parser.add_argument("--to", metavar="FORM", help="json, csv, html, or a file with such an ending")
+    parser.add_argument("--width", metavar="N", type=int, help="columns of the table (those of the terminal)")
+    parser.epilog = (
+        "The script is imported and make_model() called; what stands under if __name__ == '__main__' does not run.\n"
+        "A make_model() may return (model, input, ...) and needs no --input then."
+    )
+
+
+def execute(args: Namespace) -> int:
+    """Trace the model and print its table."""
+    from clew.api.look import trace
+
+    model, inputs, named = load_model(args)
+    graph = trace(model, *inputs, backward=args.backward, summary=args.summary, **named)
+    text = graph.pprint(depth=args.depth, to=args.to, width=args.width)
+    if text is not None and args.to in ("json", "csv", "html"):
+        sys.stdout.write(text)
+    return 0
