@@ -26,7 +26,8 @@ def write_for_ever(folder, report, records):
     time.sleep(60)
 
 
-def kill_one(folder, records, milliseconds):
+def kill_one(folder, records, dice):
+    """Kill a writer at a random place of its work, and there at a random moment."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -34,11 +35,11 @@ def kill_one(folder, records, milliseconds):
         write_for_ever(folder, writing, records)
     os.close(writing)
     with os.fdopen(reading) as reports:
-        reports.readline()
-        time.sleep(milliseconds / 1000)
+        lines = [reports.readline() for _ in range(dice.randrange(1, 60))]
+        time.sleep(dice.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        lines = reports.read().splitlines(keepends=True)
+        lines += reports.read().splitlines(keepends=True)
     flushed = [int(line) for line in lines if line.endswith("\n") and line.strip().isdigit()]
     return flushed[-1] if flushed else -1
 
@@ -46,8 +47,8 @@ def kill_one(folder, records, milliseconds):
 def main():
     root, count = Path(sys.argv[1]), int(sys.argv[2])
     dice = random.Random(20261115)
-    records = [make_record(step) for step in range(600)]
-    flushed = [kill_one(root / f"run{i}", records, dice.uniform(0, 120)) for i in range(count)]
+    records = [make_record(step) for step in range(400)]
+    flushed = [kill_one(root / f"run{i}", records, dice) for i in range(count)]
     print(json.dumps(flushed))
 
 

@@ -194,7 +194,7 @@ from clew.model.record import RunInfo
 from clew.store.writer import Writer
 from clew.testing.runs import make_record, make_sites
 
-writer = Writer(sys.argv[1], RunInfo("run"), flush_seconds=0.003, part_rows=6000)
+writer = Writer(sys.argv[1], RunInfo("run"), flush_seconds=0.01, part_rows=6000)
 writer.add_sites(make_sites())
 records = [make_record(step) for step in range(64)]
 print("ready", flush=True)

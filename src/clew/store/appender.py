@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from clew.store.tables import Columns, TableSpec
 
 PART_BYTES: Final = 128 << 20
-MERGE_AFTER: Final = 512
-SMALL_BATCH: Final = 64 << 10
+MERGE_AFTER: Final = 256
+"""So many flushes in one tail are joined into one batch: each costs a reader some microseconds."""
 
 
 class Appender:
@@ -69,7 +69,7 @@ class Appender:
         self._batches += 1
         if self._rows >= self.part_rows or self._size >= self.part_bytes:
             self.rotate()
-        elif self._batches >= MERGE_AFTER and self._size < self._batches * SMALL_BATCH:
+        elif self._batches >= MERGE_AFTER:
             self._merge_tail()
 
     def _write(self, data: bytes | memoryview) -> None:

@@ -31,6 +31,8 @@ class _Tail:
     header: bytes = b""
     end: int = 0
     batches: list[Any] = field(default_factory=list)
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    pairs: set[tuple[int, int]] = field(default_factory=set)
 
 
 class TableReader:
@@ -82,6 +84,9 @@ class TableReader:
     def _take(self, tail: _Tail, data: bytes, path: Path) -> None:
         content = tables.decode_tail(self.spec, tail.header + data)
         tail.batches += content.batches
+        tail.steps = np.union1d(tail.steps, tables.batch_steps(content.batches))
+        if self.spec is tables.STATS:
+            tail.pairs |= tables.batch_pairs(content.batches)
         tail.end += max(content.end - len(tail.header), 0)
         tail.header = tail.header or data[: content.start]
         if content.damage:
@@ -96,24 +101,24 @@ class TableReader:
     @property
     def steps(self) -> NDArray[np.int64]:
         """The steps that have a row, in order."""
-        found = [part.steps for part in self._parts.values() if part is not None]
-        found += [tables.batch_steps(tail.batches) for tail in self._tails.values()]
+        found = self._found_steps()
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
     @property
     def windows(self) -> list[tuple[int, int]]:
         """First and last step of each part and tail: a search from the beginning reads one after the other."""
-        found = [part.steps for part in self._parts.values() if part is not None]
-        found += [tables.batch_steps(tail.batches) for tail in self._tails.values()]
-        return sorted((int(steps[0]), int(steps[-1])) for steps in found if len(steps))
+        return sorted((int(steps[0]), int(steps[-1])) for steps in self._found_steps() if len(steps))
+
+    def _found_steps(self) -> list[NDArray[np.int64]]:
+        parts = [part.steps for part in self._parts.values() if part is not None]
+        return parts + [tail.steps for tail in self._tails.values()]
 
     @property
     def pairs(self) -> set[tuple[int, int]]:
         """Which kinds were recorded at which sites, as numbers."""
         listed = {part.recorded for part in self._parts.values() if part is not None}
         found = [tables.read_pairs(recorded) for recorded in listed]
-        found += [tables.batch_pairs(tail.batches) for tail in self._tails.values()]
-        return set().union(*found)
+        return set().union(*found, *(tail.pairs for tail in self._tails.values()))
 
     def read(self, columns: Sequence[str], rows: Rows = Rows()) -> Columns:  # noqa: B008 - Rows is frozen
         """Return columns of the wanted rows, part after part: inside a part sorted, all parts in order of steps."""

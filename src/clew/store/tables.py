@@ -188,6 +188,7 @@ def _message(batch: pa.RecordBatch) -> memoryview:
 def _checksum(batch: pa.RecordBatch) -> int:
     value = 0
     for column in batch.columns:
+        value = zlib.crc32(b"%d %d" % (len(column), column.null_count), value)
         for buffer in column.buffers():
             if buffer is not None:
                 value = zlib.crc32(buffer, value)
@@ -305,7 +306,13 @@ def _read_sorted(spec: TableSpec, tail: Path) -> tuple[dict[str, pa.Array], dict
         if "kind" in table.column_names:
             pairs = sorted(batch_pairs(content.batches))
             notes[b"clew.recorded"] = ",".join(f"{site}:{kind}" for site, kind in pairs).encode()
+        notes[b"clew.crc"] = _notes_checksum(notes)
         return {name: _sorted_column(table[name], order, scratch) for name in table.column_names}, notes
+
+
+def _notes_checksum(notes: Mapping[bytes, bytes]) -> bytes:
+    """Return the checksum of the notes in a part's footer, which Parquet itself does not protect."""
+    return b"%d" % zlib.crc32(notes.get(b"clew.recorded", b""), zlib.crc32(notes.get(b"clew.steps", b"")))
 
 
 def _sorted_column(column: pa.ChunkedArray, order: Any, scratch: Any) -> pa.Array:
@@ -373,23 +380,21 @@ def _distinct(values: Any) -> Any:
     return np.unique(values[is_new])
 
 
-def _pairs(sites: Any, kinds: Any) -> list[tuple[int, int]]:
-    """Return which kinds were recorded at which sites, sorted."""
-    keys = np.asarray(sites).astype(np.int64) * 256 + np.asarray(kinds)
-    if len(keys) and keys.max() < 1 << 22:
-        return [divmod(key, 256) for key in np.flatnonzero(np.bincount(keys)).tolist()]
-    return [divmod(key, 256) for key in np.unique(keys).tolist()]
-
-
 def batch_steps(batches: Sequence[pa.RecordBatch]) -> Any:
     """Return the steps that have a row in the batches, sorted."""
-    found = [_distinct(batch["step"].to_numpy()) for batch in batches]
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+    return _distinct(_joined_column(batches, "step"))
 
 
 def batch_pairs(batches: Sequence[pa.RecordBatch]) -> set[tuple[int, int]]:
     """Return which kinds were recorded at which sites."""
-    return {pair for batch in batches for pair in _pairs(batch["site"], batch["kind"])}
+    keys = _joined_column(batches, "site") * 256 + _joined_column(batches, "kind")
+    is_dense = len(keys) > 0 and keys.max() < 1 << 22
+    distinct = np.flatnonzero(np.bincount(keys)) if is_dense else np.unique(keys)
+    return {divmod(key, 256) for key in distinct.tolist()}
+
+
+def _joined_column(batches: Sequence[pa.RecordBatch], name: str) -> Any:
+    return np.concatenate([np.zeros(0, np.int64), *(batch[name].to_numpy() for batch in batches)])
 
 
 def write_steps(steps: Any) -> str:
@@ -419,8 +424,8 @@ class Part:
         self.path = path
         self.metadata = pq.read_metadata(path)
         known = self.metadata.metadata or {}
-        if b"clew.steps" not in known:
-            raise ValueError("it has no list of steps")
+        if known.get(b"clew.crc") != _notes_checksum(known):
+            raise ValueError("its list of steps does not match its checksum")
         self.steps = read_steps(known[b"clew.steps"].decode())
         self.recorded = known.get(b"clew.recorded", b"").decode()
         """Which kinds were recorded at which sites, as ``site:kind`` joined by commas."""
@@ -527,8 +532,3 @@ def arrow_table(columns: Mapping[str, Any]) -> pa.Table:
         for name, column in columns.items()
     }
     return pa.table(arrays)
-
-
-def write_parquet(columns: Mapping[str, Any], path: Path) -> None:
-    """Write columns as one Parquet file for other tools."""
-    pq.write_table(arrow_table(columns), path, compression="zstd")
