@@ -108,10 +108,15 @@ def test_writes_a_file(script, capsys, tmp_path):
 def test_an_exported_program(capsys, tmp_path):
     program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),))
     torch.export.save(program, tmp_path / "net.pt2")
-    code, out, _ = run(capsys, str(tmp_path / "net.pt2"))
+    code, _, err = run(capsys, str(tmp_path / "net.pt2"))
+    assert code == 2
+    assert "can run code when it is loaded" in err
+    code, out, _ = run(capsys, str(tmp_path / "net.pt2"), "--trust")
     assert code == 0
     assert "linear" in out
-    assert run(capsys, str(tmp_path / "no.pt2"))[0] == 2
+    code, _, err = run(capsys, str(tmp_path / "no.pt2"), "--trust")
+    assert code == 2
+    assert "no exported program" in err
 
 
 def test_an_array_of_a_file(script, capsys, tmp_path):

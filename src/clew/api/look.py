@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clew.model.graph import Graph
@@ -44,13 +43,17 @@ class Trace(Graph):
 
         return lower_fragment(self)
 
-    def save(self, path: str | Path, **options: Any) -> Any:
+    def save(self, path: str | Path, **options: Any) -> Path:
         """Draw the graph into a file; the ending decides: svg png html dot mermaid json."""
-        return _pictures().save(self, path, **options)
+        from clew.api import picture
+
+        return picture.save(self, path, **options)
 
     def view(self, **options: Any) -> Any:
         """Show the picture: in a notebook in place, elsewhere in the browser."""
-        return _pictures().view(self, **options)
+        from clew.api import picture
+
+        return picture.view(self, **options)
 
 
 def trace(
@@ -113,10 +116,6 @@ def as_trace(graph: Graph) -> Trace:
         graph.notes,
     )
     return Trace(*parts)
-
-
-def _pictures() -> Any:
-    return import_module("clew.api.picture")
 
 
 def make_input(spec: InputSpec) -> Any:

@@ -53,11 +53,18 @@ def add_model(parser: Parser) -> None:
 def load_model(args: Namespace) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the model of a command line with its positional and keyword inputs.
 
+    An exported program is loaded only with ``--trust``, an option that the command adds itself.
     A factory may return ``(model, input, …)``; inputs of the command line then come after its own.
     """
     from clew.api.look import load_exported, make_input
 
     if args.model.endswith(".pt2"):
+        if not args.trust:
+            raise UsageError(
+                "an exported program can run code when it is loaded",
+                where=args.model,
+                next_step="if you know where it comes from: --trust",
+            )
         return load_exported(args.model), (), {}
     made = _call_factory(_find_factory(args.model), args.model)
     model, *inputs = made if isinstance(made, tuple) else (made,)

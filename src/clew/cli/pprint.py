@@ -22,6 +22,9 @@ def configure(parser: Parser) -> None:
         "--backward", action="store_true", help="run the backward pass too, and tell the gradients"
     )
     parser.add_argument("--to", metavar="FORM", help="json, csv, html, or a file with such an ending")
+    parser.add_argument(
+        "--trust", action="store_true", help="load an exported program, which may run code in it"
+    )
     parser.add_argument("--width", metavar="N", type=int, help="columns of the table (those of the terminal)")
     parser.epilog = (
         "The script is imported and make_model() called; what stands under if __name__ == '__main__' does not run.\n"
