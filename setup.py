@@ -1,4 +1,4 @@
-"""Builds the statistics kernel; without a compiler the package still installs and uses its torch path."""
+"""Builds the kernels; without a compiler the package still installs and uses its torch and numpy paths."""
 
 import sys
 import sysconfig
@@ -23,4 +23,13 @@ kernel = Extension(
     optional=True,
 )
 
-setup(ext_modules=[kernel], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})
+pair = Extension(
+    "clew.compare._pair",
+    sources=["src/clew/compare/_pair.c"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
+    extra_compile_args=["/std:c11"] if sys.platform == "win32" else [*UNIX_FLAGS, "-fopenmp-simd"],
+    py_limited_api=STABLE,
+    optional=True,
+)
+
+setup(ext_modules=[kernel, pair], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})

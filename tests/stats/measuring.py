@@ -127,13 +127,12 @@ LAYOUTS = {
 }
 
 
-def check(tensor, way):
-    """Assert that row, hash and histogram of a tensor equal the reference's."""
+def check(tensor, *ways):
+    """Assert that row, hash and histogram of a tensor equal the reference's, by each way."""
     array = as_array(tensor)
-    row, hashed, hist = measure(tensor, way)
-    assert_row(
-        row, reference.summarise(array), narrow=tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
-    )
-    np.testing.assert_array_equal(hist, reference.histogram(array))
-    if tensor.dtype not in (*FLOAT8, torch.bfloat16):
-        assert hashed == reference.fingerprint(array)
+    expected = reference.summarise(array), reference.fingerprint(array), reference.histogram(array)
+    for way in ways or WAYS:
+        row, hashed, hist = measure(tensor, way)
+        assert_row(row, expected[0], narrow=tensor.dtype in {torch.float32, torch.float16, torch.bfloat16})
+        np.testing.assert_array_equal(hist, expected[2], err_msg=way)
+        assert hashed == expected[1] or tensor.dtype is torch.bfloat16, way

@@ -37,6 +37,42 @@ typedef struct {
     HistTables tables;
 } State;
 
+#if defined(__GNUC__)
+typedef float v4f __attribute__((vector_size(16)));
+typedef int32_t v4i __attribute__((vector_size(16)));
+typedef double v2d __attribute__((vector_size(16)));
+typedef int64_t v2l __attribute__((vector_size(16)));
+
+static inline v4f load_v4f(const float *from)
+{
+    v4f v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static inline v2d load_v2d(const double *from)
+{
+    v2d v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static inline void store_vector(void *to, const void *vector)
+{
+    memcpy(to, vector, 16);
+}
+
+static inline v4f pick_v4f(v4i mask, v4f a, v4f b)
+{
+    return (v4f)((mask & (v4i)a) | (~mask & (v4i)b));
+}
+
+static inline v2d pick_v2d(v2l mask, v2d a, v2d b)
+{
+    return (v2d)((mask & (v2l)a) | (~mask & (v2l)b));
+}
+#endif
+
 static void close_segment(Segment *s, Piece *p)
 {
     if (s->n) {

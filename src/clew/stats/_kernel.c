@@ -14,7 +14,7 @@
 #endif
 
 enum { MAX_TYPES = 8, MAX_DTYPES = 32, QUESTIONS = 7 };
-enum { THREAD_BYTES = 1 << 20, FREE_BYTES = 1 << 20 };
+enum { THREAD_BYTES = 4 << 20, FREE_BYTES = 1 << 20 }; /* from where threads, and letting other Python threads run, pay */
 
 /* What `configure` was told about torch. */
 static PyObject *plain_type[MAX_TYPES];
@@ -279,18 +279,14 @@ static PyObject *read_tensors(PyObject *tensors, PyObject *olds, Py_ssize_t n, i
     int observed = is_observed();
     PyObject *left = PyList_New(0);
     for (Py_ssize_t i = 0; left && i < n; i++) {
-        PyObject *tensor = PySequence_GetItem(tensors, i), *old = olds ? PySequence_GetItem(olds, i) : NULL;
-        int failed = !tensor || (olds && !old);
-        if (!failed && (observed || !pair_tensors(tensor, old, want, &tasks[i]))) {
-            PyObject *position = PyLong_FromSsize_t(i);
-            memset(&tasks[i], 0, sizeof *tasks);
-            failed = !position || PyList_Append(left, position) < 0;
-            Py_XDECREF(position);
-        }
-        Py_XDECREF(tensor);
-        Py_XDECREF(old);
-        if (failed)
+        PyObject *tensor = PyTuple_GetItem(tensors, i), *old = olds ? PyTuple_GetItem(olds, i) : NULL;
+        if (!observed && pair_tensors(tensor, old, want, &tasks[i]))
+            continue;
+        PyObject *position = PyLong_FromSsize_t(i);
+        memset(&tasks[i], 0, sizeof *tasks);
+        if (!position || PyList_Append(left, position) < 0)
             Py_CLEAR(left);
+        Py_XDECREF(position);
     }
     return left;
 }
@@ -298,8 +294,8 @@ static PyObject *read_tensors(PyObject *tensors, PyObject *olds, Py_ssize_t n, i
 static PyObject *measure_list(PyObject *tensors, PyObject *olds, PyObject *const *args)
 {
     Target target;
-    Py_ssize_t n = PySequence_Size(tensors);
-    if (n < 0 || (olds && PySequence_Size(olds) != n) || !parse_target(args, &target)) {
+    Py_ssize_t n = PyTuple_Size(tensors);
+    if (n < 0 || (olds && PyTuple_Size(olds) != n) || !parse_target(args, &target)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "as many old tensors as new ones");
         return NULL;
@@ -321,13 +317,23 @@ static PyObject *measure_list(PyObject *tensors, PyObject *olds, PyObject *const
     return left;
 }
 
+/* Hold on to the tensors: while the interpreter is released, someone might change the lists. */
+static PyObject *measure_kept(PyObject *tensors, PyObject *olds, PyObject *const *args)
+{
+    PyObject *kept = PySequence_Tuple(tensors), *kept_olds = kept && olds ? PySequence_Tuple(olds) : NULL;
+    PyObject *left = kept && (kept_olds || !olds) ? measure_list(kept, kept_olds, args) : NULL;
+    Py_XDECREF(kept);
+    Py_XDECREF(kept_olds);
+    return left;
+}
+
 PyDoc_STRVAR(measure_many_doc, "measure_many(tensors, row, hash, hist, threads) -> list\n\n"
                                "Measure tensors into consecutive rows; return the positions left to the caller.");
 
 static PyObject *measure_many(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
-    return check_count(n, 5) ? measure_list(args[0], NULL, args + 1) : NULL;
+    return check_count(n, 5) ? measure_kept(args[0], NULL, args + 1) : NULL;
 }
 
 PyDoc_STRVAR(measure_updates_doc, "measure_updates(new, old, row, hash, hist, threads) -> list\n\n"
@@ -336,7 +342,7 @@ PyDoc_STRVAR(measure_updates_doc, "measure_updates(new, old, row, hash, hist, th
 static PyObject *measure_updates(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
-    return check_count(n, 6) ? measure_list(args[0], args[1], args + 2) : NULL;
+    return check_count(n, 6) ? measure_kept(args[0], args[1], args + 2) : NULL;
 }
 
 PyDoc_STRVAR(measure_memory_doc, "measure_memory(address, type, count, row, hash, hist)\n\n"

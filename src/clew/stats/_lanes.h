@@ -23,7 +23,8 @@ static double F(add_lanes)(const float *lane)
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
-static void F(sum_floats)(const float *x, int n, float shift, Sums *out)
+/* Apart from its caller, so that its loop has all registers to itself. */
+static APART void F(sum_floats)(const float *x, int n, float shift, Sums *out)
 {
     float sum[16], squares[16], abs_sum[16], low[LANES], high[LANES];
     int32_t zero[LANES], negative[LANES];
@@ -234,7 +235,7 @@ static void F(find_bins)(const float *x, uint8_t *bin)
                                                 _mm512_set1_epi32(0x7F7FFFFF));
     m = _mm512_mask_blend_epi32(counted, _mm512_set1_epi32(NO_BIN), m);
     _mm_storeu_si128((__m128i *)(void *)bin, _mm512_cvtepi32_epi8(m));
-#elif LANES > 1
+#elif LANES > 1 && !defined(PORTABLE)
     __m128i m[4], counted[4], sign[4], narrow[2];
     for (int i = 0; i < 4; i++) {
         __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)(x + 4 * i));

@@ -12,6 +12,12 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__GNUC__)
+#define APART __attribute__((noinline))
+#else
+#define APART
+#endif
+
 #define F_JOIN(name, suffix) name##_##suffix
 #define F_NAME(name, suffix) F_JOIN(name, suffix)
 #define F(name) F_NAME(name, VARIANT)
@@ -21,6 +27,16 @@
 #include "_lanes.h"
 #undef VARIANT
 #undef LANES
+
+#if defined(__GNUC__)
+#define VARIANT portable
+#define LANES 4
+#define PORTABLE
+#include "_lanes.h"
+#undef VARIANT
+#undef LANES
+#undef PORTABLE
+#endif
 
 #ifdef HAVE_X86
 #define VARIANT baseline
@@ -69,6 +85,9 @@ typedef struct {
 
 static const Variant variants[] = {
     {"plain", run_chunk_plain},
+#if defined(__GNUC__)
+    {"portable", run_chunk_portable},
+#endif
 #ifdef HAVE_X86
     {"baseline", run_chunk_baseline},
     {"avx2", run_chunk_avx2},
@@ -210,6 +229,8 @@ static void run_tasks(const Task *tasks, int64_t n, Piece *totals, int threads)
         leave_arithmetic(before);
         return;
     }
+#else
+    (void)threads;
 #endif
     for (int64_t i = 0; i < n; i++)
         run_serially(&tasks[i], &totals[i]);

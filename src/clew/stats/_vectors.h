@@ -133,6 +133,42 @@
 #define vu_add64(a, b) _mm256_add_epi64(a, b)
 #define vu_multiply(a) _mm256_mul_epu32(a, _mm256_srli_epi64(a, 32))
 #define vu_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#elif LANES == 4 && defined(PORTABLE) /* the vectors of GNU C: any processor */
+#define VF v4f
+#define VI v4i
+#define vf_load(p) load_v4f(p)
+#define vf_store(p, v) store_vector(p, &(v))
+#define vf_all(x) ((v4f){x, x, x, x})
+#define vf_add(a, b) ((a) + (b))
+#define vf_sub(a, b) ((a) - (b))
+#define vf_mul(a, b) ((a) * (b))
+#define vf_min(a, b) pick_v4f((a) < (b), a, b)
+#define vf_max(a, b) pick_v4f((a) > (b), a, b)
+#define vf_abs(a) ((v4f)((v4i)(a) & 0x7FFFFFFF))
+#define vi_zero() ((v4i){0})
+#define vi_store(p, v) store_vector(p, &(v))
+#define vi_count_zero(c, x) ((c) - ((x) == (v4f){0}))
+#define vi_count_negative(c, x) ((c) - ((x) < (v4f){0}))
+#define VD v2d
+#define VL v2l
+#define VM v2l
+#define vd_load(p) load_v2d(p)
+#define vd_store(p, v) store_vector(p, &(v))
+#define vd_all(x) ((v2d){x, x})
+#define vd_add(a, b) ((a) + (b))
+#define vd_sub(a, b) ((a) - (b))
+#define vd_mul(a, b) ((a) * (b))
+#define vd_min(a, b) pick_v2d((a) < (b), a, b)
+#define vd_max(a, b) pick_v2d((a) > (b), a, b)
+#define vd_abs(a) ((v2d)((v2l)(a) & INT64_MAX))
+#define vd_pick(m, a, b) pick_v2d(m, a, b)
+#define vm_finite(v) ((v) - (v) == (v2d){0})
+#define vm_equal(a, b) ((a) == (b))
+#define vm_less(a, b) ((a) < (b))
+#define vm_nan(v) ((v) != (v))
+#define vl_zero() ((v2l){0})
+#define vl_store(p, v) store_vector(p, &(v))
+#define vl_count(c, m) ((c) - (m))
 #elif LANES == 4
 #define VF __m128
 #define VI __m128i

@@ -40,7 +40,7 @@ ELEMENT_TYPES: Final = (
 )
 """Names in the order of the kernel's element types; torch versions differ in which they have."""
 
-CHOICES: Final = ("torch", "plain", "baseline", "avx2", "avx512")
+CHOICES: Final = ("torch", "plain", "portable", "baseline", "avx2", "avx512")
 
 
 def list_dtype_codes() -> dict[torch.dtype, int]:

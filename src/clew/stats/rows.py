@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,10 +31,10 @@ class _Waiting(NamedTuple):
     row: int
     device: torch.device
     packed: torch.Tensor
+    elements: int
+    zeros: int
     hash: bool
     hist: bool
-    zeros: int
-    places: tuple[torch.Tensor, ...]
 
 
 class _Merge(NamedTuple):
@@ -60,6 +61,7 @@ class Rows:
         self.hashes: NDArray[np.uint64] | None = np.zeros(capacity, np.uint64) if hashes else None
         self.hists: NDArray[np.uint32] | None = np.zeros((capacity, HIST_BINS), np.uint32) if hists else None
         self._log: list[_Waiting | _Merge] = []
+        self._outgrown: list[object] = []
         self._find_addresses()
 
     def _find_addresses(self) -> None:
@@ -116,9 +118,9 @@ class Rows:
         self.reserve(first_row + len(new))
         left = range(len(new))
         if KERNEL is not None:
-            left = KERNEL.measure_updates(
-                new, old, *self._find_row(first_row, hash=hash, hist=hist), self.threads
-            )
+            with torch._C.DisableTorchFunction():
+                addresses = self._find_row(first_row, hash=hash, hist=hist)
+                left = KERNEL.measure_updates(new, old, *addresses, self.threads)
         return [
             (position, failure)
             for position in left
@@ -169,18 +171,28 @@ class Rows:
     def _measure_other(self, tensor: torch.Tensor, row: int, *, hash: bool, hist: bool) -> None:
         """Measure a tensor that is not simply memory: another device, another layout, a subclass."""
         hash, hist = hash and self.hashes is not None, hist and self.hists is not None
+        addresses = self._find_row(row, hash=hash, hist=hist)
+        with torch._C.DisableTorchFunction():
+            if KERNEL is not None and KERNEL.measure(tensor, *addresses, self.threads):
+                return  # only a mode of the user stood in the way
         with undisturbed():
             reading = read(tensor)
-            if KERNEL is not None and KERNEL.measure(
-                reading.values, *self._find_row(row, hash=hash, hist=hist), self.threads
-            ):
+            if KERNEL is not None and KERNEL.measure(reading.values, *addresses, self.threads):
                 if reading.zeros or reading.places:
                     self._complete(row, reading, hash=hash)
                 return
-            packed = torch_path.measure(reading.values, hash=hash, hist=hist)
-            places = tuple(torch_path.fingerprint(p.reshape(-1)) for p in reading.places) if hash else ()
-            device = packed.device
-        self._log.append(_Waiting(row, device, packed, hash, hist, reading.zeros, places))
+            self._log.append(self._leave_on_device(reading, row, hash=hash, hist=hist))
+
+    def _leave_on_device(self, reading: Reading, row: int, *, hash: bool, hist: bool) -> _Waiting:
+        """Start the measurement where the tensor is; hashes of the places of stored values come last."""
+        packed = torch_path.measure(reading.values, hash=hash, hist=hist)
+        if hash and reading.places:
+            places = [torch_path.fingerprint(place.reshape(-1)).reshape(1) for place in reading.places]
+            packed = torch.cat([packed, *places])
+        elements = reading.values.numel()
+        return _Waiting(
+            row, packed.device, packed, elements=elements, zeros=reading.zeros, hash=hash, hist=hist
+        )
 
     def _complete(self, row: int, reading: Reading, *, hash: bool) -> None:
         """Add to the row of a sparse tensor's stored values the zeros it does not store, to its hash their places."""
@@ -228,20 +240,20 @@ class Rows:
             else:
                 self._write(entry, next(numbers))
 
-    def _write(self, entry: _Waiting, numbers: NDArray[np.int64]) -> None:
+    def _write(self, entry: _Waiting, packed: NDArray[np.int64]) -> None:
         """Write what came from a device into the row it belongs to."""
-        after = len(STAT_NAMES)
-        self.values[entry.row] = torch_path.unpack(numbers, entry.device.type)
+        found = torch_path.unpack(
+            packed, entry.elements, device_type=entry.device.type, hash=entry.hash, hist=entry.hist
+        )
+        self.values[entry.row] = found.row
         if entry.zeros:
             self._add_zeros(entry.row, entry.zeros)
         if entry.hash and self.hashes is not None:
-            hashed = int(numbers[after]) & spec.MASK_64
-            after += 1
-            for place in numbers[len(numbers) - len(entry.places) :]:
-                hashed = spec.chain(hashed, int(place) & spec.MASK_64)
-            self.hashes[entry.row] = hashed
+            self.hashes[entry.row] = reduce(
+                spec.chain, [p & spec.MASK_64 for p in found.rest.tolist()], found.hash
+            )
         if entry.hist and self.hists is not None:
-            self.hists[entry.row] = numbers[after : after + HIST_BINS]
+            self.hists[entry.row] = found.hist
 
     def take(
         self, n: int
@@ -249,6 +261,7 @@ class Rows:
         """Settle, and hand over the first ``n`` rows as arrays of the receiver's own; the table starts again."""
         self.settle()
         self.reserve(n)
+        self._outgrown.clear()
         return (
             _hand_over(self.values[:n], np.nan),
             None if self.hashes is None else _hand_over(self.hashes[:n], 0),
@@ -259,6 +272,8 @@ class Rows:
         """Make room for ``n`` rows; a measurement does it by itself."""
         if n <= self._capacity:
             return
+        # Another thread may be in the kernel with the old addresses: the memory stays until the step is over.
+        self._outgrown += [self.values, self.hashes, self.hists]
         rows = max(n, 2 * self._capacity)
         self.values = _grow(self.values, rows, np.nan)
         self.hashes = None if self.hashes is None else _grow(self.hashes, rows, 0)
@@ -272,7 +287,7 @@ def _fetch(entries: list[_Waiting]) -> list[NDArray[np.int64]]:
     with undisturbed():
         for device in {entry.device for entry in entries}:
             local = [(i, entry) for i, entry in enumerate(entries) if entry.device == device]
-            parts = [torch.cat([e.packed, *(p.reshape(1) for p in e.places)]) for _, e in local]
+            parts = [entry.packed for _, entry in local]
             lengths = np.cumsum([part.numel() for part in parts])
             host = torch.cat(parts).cpu().numpy()
             fetched.update(zip((i for i, _ in local), np.split(host, lengths[:-1]), strict=True))

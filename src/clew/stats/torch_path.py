@@ -1,27 +1,31 @@
 """The same rows from torch operations: for other devices, and where no kernel was built. Never synchronises.
 
-The row of a tensor stays on its device as one packed tensor of 64-bit integers (statistics as float64 bits, then hash,
-then histogram), so that a whole step can be brought to the host in one copy.
+The sums of a tensor stay on its device as one packed tensor of 64-bit integers (sums of each piece as floating-point
+bits, then hash, then histogram), so that a whole step comes to the host in one copy. The host makes the row of them.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from clew.model.schema import HIST_BINS, HIST_LOW_EXPONENT, HIST_MAGNITUDES, STAT_NAMES
-from clew.stats import spec
+from clew.stats import reference, spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-PIECE: Final = 1 << 21
-"""Elements per piece, a multiple of every block: temporaries stay small next to the tensor of a large model."""
+PIECE: Final = 1 << 22
+"""Elements per piece, a multiple of every block: temporaries stay small next to the tensors of a large model."""
+
+SUMS: Final = 12
+"""Numbers that a piece leaves on its device, as ``_sum_piece`` lists them."""
 
 _NAN_PATTERNS: Final = {
     torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000, spec.NAN_BITS[4]),
@@ -34,28 +38,56 @@ _NAN_PATTERNS: Final = {
 """For each type with several NaNs: how to see its bits, mask of the magnitude, largest that is no NaN, the one NaN."""
 
 
+class Numbers(NamedTuple):
+    """What a packed tensor says, on the host."""
+
+    row: NDArray[np.float64]
+    hash: int
+    hist: NDArray[np.int64]
+    rest: NDArray[np.int64]
+
+
 def measure(values: torch.Tensor, *, hash: bool, hist: bool) -> torch.Tensor:
-    """Return the packed row of a dense tensor of real numbers, on its device."""
+    """Return the packed sums of a dense tensor of real numbers, on its device."""
     flat = values.reshape(-1)
-    parts = [_pack(_summarise(flat))]
+    parts = [_pack(_sum_piece(piece)) for piece in _pieces(flat)]
     if hash:
         parts.append(fingerprint(flat).reshape(1))
     if hist:
         parts.append(histogram(flat))
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=flat.device)
 
 
-def unpack(packed: NDArray[np.int64], device_type: str) -> NDArray[np.float64]:
-    """Return the statistics from the first columns of a packed row on the host."""
-    bits = packed[: len(STAT_NAMES)]
+def unpack(packed: NDArray[np.int64], count: int, *, device_type: str, hash: bool, hist: bool) -> Numbers:
+    """Return row, hash and histogram of a tensor of ``count`` elements from what ``measure`` packed."""
+    sizes = [min(PIECE, count - start) for start in range(0, count, PIECE)]
+    ends = np.cumsum([SUMS * len(sizes), int(hash), HIST_BINS * int(hist)])
+    sums, hashed, counted, rest = np.split(packed, ends)
     if _wide(device_type) is torch.float64:
-        return bits.view(np.float64)
-    return bits.astype(np.int32).view(np.float32).astype(np.float64)
+        table = sums.view(np.float64)
+    else:
+        table = sums.astype(np.int32).view(np.float32).astype(np.float64)
+    rows = [_make_row(*pair) for pair in zip(table.reshape(-1, SUMS), sizes, strict=True)]
+    return Numbers(reference.merge(rows), int(hashed.sum()) & spec.MASK_64, counted, rest)
 
 
-def _pack(row: torch.Tensor) -> torch.Tensor:
-    bits = row.view(torch.int64 if row.dtype is torch.float64 else torch.int32)
-    return bits.to(torch.int64)
+def _make_row(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return the row of a piece from its sums; every element that was not finite counted as 0 in them."""
+    total, shift, spread, abs_sum, l2, nan, pos_inf, neg_inf, zero, negative, low, high = sums.tolist()
+    row = np.full(len(STAT_NAMES), np.nan)
+    row[:7] = count, nan, pos_inf, neg_inf, zero, negative, count - nan - zero - negative
+    bad = nan + pos_inf + neg_inf
+    n = count - bad
+    if n:
+        mean = total / n
+        m2 = spread * spread - bad * shift * shift - n * (mean - shift) ** 2
+        std = math.sqrt(max(m2, 0.0) / n) if low != high else 0.0
+        row[7:] = low + 0.0, high + 0.0, mean, std, abs_sum / n, max(abs(low), abs(high)), l2
+    return row
+
+
+def _pack(sums: torch.Tensor) -> torch.Tensor:
+    return sums.view(torch.int64 if sums.dtype is torch.float64 else torch.int32).to(torch.int64)
 
 
 def _wide(device_type: str) -> torch.dtype:
@@ -68,49 +100,23 @@ def _pieces(flat: torch.Tensor) -> Iterator[torch.Tensor]:
         yield flat.narrow(0, start, min(PIECE, flat.numel() - start))
 
 
-def _summarise(flat: torch.Tensor) -> torch.Tensor:
-    """Return the row of statistics: sums of each piece, then the pieces joined about their common mean."""
-    wide = _wide(flat.device.type)
-    if not flat.numel():
-        nothing = [0.0] * 7 + [float("nan")] * 7
-        return torch.tensor(nothing, dtype=wide, device=flat.device)
-    table = torch.stack([_sum_piece(piece.to(wide)) for piece in _pieces(flat)])
-    counts, moments, extremes = torch.split(table, [6, 4, 2], dim=1)
-    nan, pos_inf, neg_inf, zero, negative, finite = counts.sum(0).unbind()
-    n, mean, m2, abs_sum = moments.unbind(1)
-    low, high = extremes.unbind(1)
-    total = torch.nansum(n * mean) / finite
-    spread = m2.sum() + torch.nansum(n * (mean - total) ** 2)
-    smallest, largest = low.amin() + 0.0, high.amax() + 0.0
-    values = torch.stack([
-        smallest,
-        largest,
-        total,
-        torch.sqrt(spread / finite),
-        abs_sum.sum() / finite,
-        torch.maximum(smallest.abs(), largest.abs()),
-        torch.sqrt(spread + finite * total**2),
-    ])  # fmt: skip
-    values = torch.where(finite > 0, values, float("nan"))
-    count = torch.full_like(nan, flat.numel())
-    heads = torch.stack([count, nan, pos_inf, neg_inf, zero, negative, count - nan - zero - negative])
-    return torch.cat([heads, values])
-
-
-def _sum_piece(x: torch.Tensor) -> torch.Tensor:
-    """Return counts, moments and extremes of the finite numbers of a piece; its mean is NaN when there are none."""
-    finite = torch.isfinite(x)
-    kept = torch.where(finite, x, 0.0)
-    n = finite.sum().to(x.dtype)
-    mean = kept.sum() / n
-    deviation = torch.where(finite, x - mean, 0.0)
-    left = deviation.sum()
-    m2 = torch.where(n > 0, (deviation * deviation).sum() - left * (left / n), 0.0).clamp_min(0.0)
-    nan, pos_inf = torch.isnan(x).sum(), (x == float("inf")).sum()
-    counts = [nan, pos_inf, x.numel() - n - nan - pos_inf, (x == 0).sum(), (x < 0).sum(), n]
-    moments = [n, mean + left / n, m2, kept.abs().sum()]
-    extremes = [torch.where(finite, x, float("inf")).amin(), torch.where(finite, x, -float("inf")).amax()]
-    return torch.stack([part.to(x.dtype) for part in (*counts, *moments, *extremes)])
+def _sum_piece(piece: torch.Tensor) -> torch.Tensor:
+    """Return the sums, counts and extremes of a piece; few operations, since each costs a launch on a device."""
+    wide, infinity = _wide(piece.device.type), float("inf")
+    if piece.dtype in {torch.float32, torch.float64}:
+        x = piece
+    else:
+        x = piece.to(torch.float32 if piece.is_floating_point() else wide)
+    kept = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+    total = kept.sum(dtype=wide)
+    shift = total / x.numel()
+    norm = torch.linalg.vector_norm
+    sums = [total, shift, norm(kept - shift.reshape(1)), norm(kept, 1, dtype=wide), norm(kept, dtype=wide)]
+    masks = (x != x, x == infinity, x == -infinity, x == 0, x < 0)  # noqa: PLR0124 - true for NaN
+    counts = [mask.sum(dtype=wide) for mask in masks]
+    low = torch.nan_to_num(x, nan=infinity, posinf=infinity, neginf=infinity).amin()
+    high = torch.nan_to_num(x, nan=-infinity, posinf=-infinity, neginf=-infinity).amax()
+    return torch.stack([*sums, *counts, low.to(wide), high.to(wide)])
 
 
 def fingerprint(flat: torch.Tensor) -> torch.Tensor:
