@@ -17,7 +17,7 @@ def render_dot(outline: Outline) -> str:
         f"digraph {_quote(outline.title)} {{",
         "  rankdir=TB; compound=true; fontname=Helvetica; fontsize=12;",
         '  node [shape=box style="rounded,filled" fontname=Helvetica fontsize=11 margin="0.15,0.06"];',
-        '  edge [fontname=Helvetica fontsize=9 color="#7b8794" fontcolor="#5b6775" arrowsize=0.7];',
+        '  edge [fontname=Helvetica fontsize=9 color="#7b8794" fontcolor="#4a5563" arrowsize=0.7];',
     ]
     for box in outline.boxes:
         lines.extend(_write_box(box, "  "))

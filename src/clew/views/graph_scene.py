@@ -148,6 +148,27 @@ def _draw_legend(
     return shapes, line + SWATCH
 
 
+def _draw_notes(notes: tuple[str, ...], y: float, width: float) -> tuple[list[Shape], float]:
+    """Return what was remarked about the graph in lines of the given width, and where they end."""
+    shapes: list[Shape] = []
+    for note in notes:
+        for line in _break_lines(f"· {note}", width - 2 * MARGIN):
+            shapes.append(Words(MARGIN, y + 8, line, SMALL, "quiet"))
+            y += 15
+    return shapes, y - 10
+
+
+def _break_lines(text: str, width: float) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and measure_text(longer, SMALL) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
 def _finish(graph: Graph, painter: _Painter, inside: Open, coloring: Coloring, *, verbose: bool) -> Scene:
     title = shorten(graph.name or "model", 60)
     summary = f"{summarize_graph(graph)} · coloured by {coloring.title}"
@@ -156,9 +177,10 @@ def _finish(graph: Graph, painter: _Painter, inside: Open, coloring: Coloring, *
     legend, bottom = _draw_legend(
         legend_entries(graph, coloring, verbose=verbose), MARGIN + HEAD + inside.height + 22, width
     )
+    notes, bottom = _draw_notes(graph.notes, bottom + 16, width)
     heading = [
         Words(MARGIN, MARGIN + 8, title, 16, bold=True),
         Words(MARGIN, MARGIN + 25, summary, SMALL, "quiet"),
     ]
-    shapes = (*painter.frames, *painter.wires, *painter.boxes, *painter.labels, *heading, *legend)
+    shapes = (*painter.frames, *painter.wires, *painter.boxes, *painter.labels, *heading, *legend, *notes)
     return Scene(width, bottom + MARGIN, shapes, f"Graph of {title}", summary)

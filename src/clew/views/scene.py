@@ -69,7 +69,7 @@ class Scene:
 LIGHT: Final = {
     "paper": "#ffffff",
     "ink": "#17202b",
-    "quiet": "#5b6775",
+    "quiet": "#4a5563",
     "line": "#7b8794",
     "frame": "#b9c2cc",
     "frame-fill": "#f5f7fa",
@@ -114,7 +114,7 @@ LIGHT: Final = {
 DARK: Final = {
     "paper": "#12171d",
     "ink": "#e8edf2",
-    "quiet": "#9eabb8",
+    "quiet": "#b4bfca",
     "line": "#7f8c99",
     "frame": "#465361",
     "frame-fill": "#1a2129",
