@@ -7,12 +7,12 @@ optimizer touches them.
 
 from __future__ import annotations
 
-import random
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from clew.capture.torch.randomness import RandomStates
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from clew.capture.torch.registry import TensorEntry
 
 _SMALL: Final = 4096
-_MOST_LOOKED_AT: Final = 24
+_MOST_CALLS: Final = 24
+_MOST_LOOKED_AT: Final = 6
 """A NaN that flows through a backward pass reaches the small gradients (biases, norms) on its way."""
 
 
@@ -42,12 +43,10 @@ class Flight:
         self.known_frames: dict[int, int] = {}
         """Frames that were there when the last step ended, by identity, and the line each was at."""
         self.has_loader = False
-        self._torch_state: torch.Tensor | None = None
-        self._python_state: Any = None
-        self._numpy_state: Any = None
+        self._random = RandomStates()
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._trees = -1
-        self._rows = Rows(capacity=1)
+        self._rows = Rows(capacity=_MOST_LOOKED_AT)
         self._looked_at = -1
         self._small: list[TensorEntry] = []
 
@@ -60,37 +59,33 @@ class Flight:
 
     def mark_start(self) -> None:
         """The body of the loop begins: keep the random states and the buffers as they are now."""
-        self._torch_state = torch.default_generator.get_state()
-        self._python_state = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy_state = numpy.random.get_state() if numpy is not None else None
+        self._random.take()
         self._copy_buffers()
 
     def add_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a root call of this step; inference and the hundredth call of a loop are not worth it."""
-        if len(self.calls) < _MOST_LOOKED_AT:
+        if len(self.calls) < _MOST_CALLS:
             self.calls.append(RootCall(module, args, kwargs))
 
     def find_bad_gradient(self) -> str:
         """Return the name of a small parameter whose gradient is bad, or nothing: a look after every backward."""
-        for entry in self._small_parameters():
-            parameter = entry.ref()
-            gradient = None if parameter is None else parameter.grad
-            if gradient is not None and gradient.layout == torch.strided and self._is_bad(gradient):
-                return entry.name
-        return ""
+        living = [(entry, entry.ref()) for entry in self._small_parameters()]
+        gradients = [(entry, parameter.grad) for entry, parameter in living if parameter is not None]
+        return self._find_bad([(e, g) for e, g in gradients if g is not None and g.layout == torch.strided])
 
     def find_bad_parameter(self) -> str:
         """Return the name of a small parameter that is bad, or nothing: a look after every optimizer step."""
-        for entry in self._small_parameters():
-            parameter = entry.ref()
-            if parameter is not None and self._is_bad(parameter):
-                return entry.name
-        return ""
+        living = [(entry, entry.ref()) for entry in self._small_parameters()]
+        return self._find_bad([(entry, parameter) for entry, parameter in living if parameter is not None])
 
-    def _is_bad(self, tensor: torch.Tensor) -> bool:
-        self._rows.measure(tensor, 0)
-        return bool(self._rows.values[0, 1:4].any())
+    def _find_bad(self, tensors: list[tuple[TensorEntry, torch.Tensor]]) -> str:
+        rows = self._rows
+        for row, (_, tensor) in enumerate(tensors):
+            rows.measure(tensor, row)
+        bad = rows.values[: len(tensors), 1:4]
+        if not bad.any():
+            return ""
+        return tensors[int(bad.any(axis=1).argmax())][0].name
 
     def _small_parameters(self) -> list[TensorEntry]:
         registry = self.recorder.registry
@@ -100,17 +95,16 @@ class Flight:
                 entry
                 for entry, parameter in registry.living_parameters()
                 if parameter.is_leaf and parameter.device.type == "cpu" and 0 < parameter.numel() <= _SMALL
-            ][:_MOST_LOOKED_AT]
+            ]
+            # Backward ends with the first layers: what went bad anywhere has passed through to them.
+            half = _MOST_LOOKED_AT // 2
+            if len(self._small) > _MOST_LOOKED_AT:
+                self._small = self._small[:half] + self._small[-half:]
         return self._small
 
     def restore(self) -> None:
         """Put random states and buffers back to the beginning of the step."""
-        if self._torch_state is not None:
-            torch.default_generator.set_state(self._torch_state)
-        if self._python_state is not None:
-            random.setstate(self._python_state)
-        if self._numpy_state is not None:
-            sys.modules["numpy"].random.set_state(self._numpy_state)
+        self._random.restore()
         with torch.no_grad():
             for buffer, copy in self._buffers:
                 buffer.copy_(copy)
