@@ -12,6 +12,7 @@ _HOMES = {
     "Run": "clew.query",
     "trace": "clew.api.look",
     "pprint": "clew.api.look",
+    "fetch": "clew.api.look",
     "print": "clew.api.taps",
     "check": "clew.api.taps",
     "checks": "clew.api.taps",

@@ -1,9 +1,9 @@
 /* The sums of compare/metric.py over two flat arrays, in one pass.
 
-   Elements are taken 16 at a time with the vector extension of GCC and Clang, so one text serves every instruction
-   set; where the compiler offers it, clones for wider vectors are chosen at load time. In a block of BLOCK elements
-   sums run in float32 lanes without asking whether a number is finite: a NaN, an infinity, an overflow or an
-   underflow shows in the sums themselves, and only then the block is done again, one element at a time in double. */
+   Plain loops that the compiler turns into vectors; where it offers that, clones for wider vectors are chosen at load
+   time. In a block of BLOCK elements sums run in float32 lanes without asking whether a number is finite: a NaN, an
+   infinity, an overflow or an underflow shows in the sums themselves, and only then the block is done again, one
+   element at a time in double. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,20 +19,33 @@ enum {
     ERROR_SQUARES, A_SQUARES, B_SQUARES, PRODUCTS, ULPS,
     MAX_ABS, MAX_ABS_AT, MAX_REL, MAX_ULP, A_ABS_MAX, B_ABS_MAX, SUMS
 };
-enum { BLOCK = 512, LANES = 16, ULP_LIMIT = 32 };
-
-typedef float Floats __attribute__((vector_size(64), aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
+enum { BLOCK = 512, ULP_LIMIT = 32 };
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE
 #endif
+#if defined(__GNUC__)
+#define SIMD(clauses) _Pragma(clauses)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define SIMD(clauses)
+#define INLINE static inline
+#endif
 
 static const int type_width[TYPES] = {4, 8, 2, 2};
+
+/* A block: its bits with the sign on top of 32, and the values of halves. */
+typedef struct {
+    float value[BLOCK];
+    int32_t bits[BLOCK];
+} Wide;
+
+typedef struct {
+    double error_squares, a_squares, b_squares, products, max_abs, a_abs_max, b_abs_max;
+    int equal, greater, within_1e3, within_5e3, is_larger;
+} Errors;
 
 /* Position of a number among all of its type, both zeros at `half`. */
 static uint64_t rank_of(uint64_t bits, int width)
@@ -56,25 +69,28 @@ static double as_double(const char *raw, int type, uint64_t *bits)
     uint32_t word;
     float single;
     double value;
-    switch (type) {
-    case F64:
+    if (type == F64) {
         memcpy(bits, raw, sizeof *bits);
         memcpy(&value, raw, sizeof value);
         return value;
-    case F32:
+    }
+    if (type == F32) {
         memcpy(&word, raw, sizeof word);
-        break;
-    default:
+        *bits = word;
+    } else {
         memcpy(&half, raw, sizeof half);
         *bits = half;
         if (type == F16)
             return as_half(half);
         word = (uint32_t)half << 16;
     }
-    if (type == F32)
-        *bits = word;
     memcpy(&single, &word, sizeof single);
     return single;
+}
+
+static void keep_largest(double value, double *most)
+{
+    *most = value > *most ? value : *most;
 }
 
 /* One element after another, in double: every case is handled. */
@@ -91,7 +107,6 @@ static void add_slowly(const char *a, const char *b, int type, int64_t from, int
             continue;
         uint64_t x_rank = rank_of(x_bits, width), y_rank = rank_of(y_bits, width);
         double error = y - x, distance = fabs(error), size = fabs(x) > floor ? fabs(x) : floor;
-        double relative = distance > 0.0 ? distance / size : 0.0;
         double ulps = (double)(x_rank > y_rank ? x_rank - y_rank : y_rank - x_rank);
         out[FINITE]++;
         out[GREATER] += error > 0.0;
@@ -104,10 +119,10 @@ static void add_slowly(const char *a, const char *b, int type, int64_t from, int
         out[B_SQUARES] += y * y;
         out[PRODUCTS] += x * y;
         out[ULPS] += ulps;
-        out[A_ABS_MAX] = fabs(x) > out[A_ABS_MAX] ? fabs(x) : out[A_ABS_MAX];
-        out[B_ABS_MAX] = fabs(y) > out[B_ABS_MAX] ? fabs(y) : out[B_ABS_MAX];
-        out[MAX_REL] = relative > out[MAX_REL] ? relative : out[MAX_REL];
-        out[MAX_ULP] = ulps > out[MAX_ULP] ? ulps : out[MAX_ULP];
+        keep_largest(fabs(x), &out[A_ABS_MAX]);
+        keep_largest(fabs(y), &out[B_ABS_MAX]);
+        keep_largest(distance > 0.0 ? distance / size : 0.0, &out[MAX_REL]);
+        keep_largest(ulps, &out[MAX_ULP]);
         if (distance > out[MAX_ABS] || out[MAX_ABS_AT] < 0) {
             out[MAX_ABS] = distance;
             out[MAX_ABS_AT] = (double)(from + i);
@@ -115,105 +130,111 @@ static void add_slowly(const char *a, const char *b, int type, int64_t from, int
     }
 }
 
-/* What a block of floats gives when all of it is finite and in the range where float32 sums keep their meaning. */
-typedef struct {
-    Floats error_squares, a_squares, b_squares, products, ulps;
-    Floats max_abs, max_rel, a_abs_max, b_abs_max;
-    Ints equal, greater, less, within_1e3, within_5e3, ulp_over;
-    Words max_ulp;
-} Lanes;
-
-#define SELECT(mask, yes, no) ((__typeof__(yes))(((Ints)(yes) & (mask)) | ((Ints)(no) & ~(mask))))
-#define LARGER(x, y) SELECT((Ints)((x) > (y)), x, y)
-#define MAGNITUDE(x) ((Floats)((Ints)(x) & 0x7FFFFFFF))
-
-#define INLINE static inline __attribute__((always_inline))
-
-/* Sixteen elements as floats, and their bits with the sign on top, `shift` unused ones below. */
-typedef struct {
-    Floats value;
-    Ints bits;
-} Sixteen;
-
-INLINE void load(const char *raw, int type, Sixteen *to)
+/* Moves the exponent of a half to its place in a float and makes subnormals normal. */
+WIDE static void rescale(const int32_t *bits, int n, float *to)
 {
-    if (type == F32) {
-        to->value = *(const Floats *)(const void *)raw;
-        to->bits = (Ints)to->value;
-        return;
+    union {
+        int32_t bits[BLOCK];
+        float value[BLOCK];
+    } magnitude;
+    for (int i = 0; i < n; i++)
+        magnitude.bits[i] = bits[i] >> 3 & 0x0FFFE000;
+    for (int i = 0; i < n; i++)
+        magnitude.value[i] *= 0x1p112f;
+    for (int i = 0; i < n; i++) {
+        int32_t special = (bits[i] & 0x7C000000) == 0x7C000000 ? 0x7F800000 : 0;
+        magnitude.bits[i] |= special | (bits[i] & INT32_MIN);
     }
-    to->bits = (Ints)(__builtin_convertvector(*(const Halves *)(const void *)raw, Words) << 16);
-    to->value = (Floats)to->bits;
-    if (type == F16) {
-        Ints magnitude = (Ints)((Words)to->bits >> 3) & 0x0FFFE000;
-        Ints special = (Ints)(magnitude >= 0x0F800000);
-        /* The product moves the exponent to its new bias and makes subnormals normal. */
-        Ints finite = (Ints)((Floats)magnitude * 0x1p112f), endless = magnitude | 0x7F800000;
-        to->value = (Floats)(SELECT(special, endless, finite) | (to->bits & INT32_MIN));
+    memcpy(to, magnitude.value, (size_t)n * sizeof *to);
+}
+
+WIDE static void widen(const void *raw, int type, int n, Wide *to)
+{
+    if (type == F32)
+        memcpy(to->bits, raw, (size_t)n * sizeof *to->bits);
+    else
+        for (int i = 0; i < n; i++)
+            to->bits[i] = (int32_t)((uint32_t)((const uint16_t *)raw)[i] << 16);
+    if (type == F16)
+        rescale(to->bits, n, to->value);
+}
+
+/* A float, or a bfloat16, which is the upper half of one; `type` is known where this is compiled. */
+static inline float take(const void *from, int i, int type)
+{
+    if (type == F32)
+        return ((const float *)from)[i];
+    uint32_t word = (uint32_t)((const uint16_t *)from)[i] << 16;
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+/* Everything but ULPs. `is_larger`: some relative error is beyond the largest one known, so it must be looked for. */
+INLINE void sum_typed(const void *a, const void *b, int type, int n, float floor, float known, Errors *to)
+{
+    float errors = 0.0f, xs = 0.0f, ys = 0.0f, xys = 0.0f, most = 0.0f, x_most = 0.0f, y_most = 0.0f;
+    int equal = 0, greater = 0, first = 0, second = 0, larger = 0;
+    SIMD("omp simd reduction(+ : errors, xs, ys, xys, equal, greater, first, second) \
+          reduction(max : most, x_most, y_most) reduction(| : larger)")
+    for (int i = 0; i < n; i++) {
+        float x = take(a, i, type), y = take(b, i, type), error = y - x;
+        float distance = fabsf(error), x_size = fabsf(x), y_size = fabsf(y);
+        float size = x_size > floor ? x_size : floor;
+        errors += error * error;
+        xs += x * x;
+        ys += y * y;
+        xys += x * y;
+        most = distance > most ? distance : most;
+        x_most = x_size > x_most ? x_size : x_most;
+        y_most = y_size > y_most ? y_size : y_most;
+        equal += x == y;
+        greater += y > x;
+        first += distance <= 1e-3f * size;
+        second += distance <= 5e-3f * size;
+        larger |= distance > known * size;
     }
+    *to = (Errors){errors, xs, ys, xys, most, x_most, y_most, equal, greater, first, second, larger};
 }
 
-INLINE void add_lanes(const Sixteen *left, const Sixteen *right, Floats floor, int shift, Lanes *s)
+WIDE static void sum_errors(const void *a, const void *b, int type, int n, float floor, float known, Errors *to)
 {
-    Floats a = left->value, b = right->value;
-    Floats error = b - a, distance = MAGNITUDE(error), size = LARGER(MAGNITUDE(a), floor);
-    Ints x = left->bits >> shift, y = right->bits >> shift, top = ((Ints){0} + INT32_MIN) >> shift;
-    Ints x_rank = SELECT(x >> 31, top - x, x), y_rank = SELECT(y >> 31, top - y, y);
-    Words ulps = (Words)SELECT((Ints)(x_rank > y_rank), x_rank - y_rank, y_rank - x_rank);
-    s->equal -= (Ints)(a == b);
-    s->greater -= (Ints)(error > 0.0f);
-    s->less -= (Ints)(error < 0.0f);
-    s->within_1e3 -= (Ints)(distance <= 1e-3f * size);
-    s->within_5e3 -= (Ints)(distance <= 5e-3f * size);
-    s->ulp_over -= (Ints)(ulps > ULP_LIMIT);
-    s->error_squares += error * error;
-    s->a_squares += a * a;
-    s->b_squares += b * b;
-    s->products += a * b;
-    /* A distance may need all 32 bits, a conversion takes 31: half of it and the rest. */
-    s->ulps += 2.0f * __builtin_convertvector((Ints)(ulps >> 1), Floats) +
-               __builtin_convertvector((Ints)(ulps & 1), Floats);
-    s->max_abs = LARGER(distance, s->max_abs);
-    s->max_rel = LARGER(distance / size, s->max_rel);
-    s->max_ulp = SELECT((Ints)(ulps > s->max_ulp), ulps, s->max_ulp);
-    s->a_abs_max = LARGER(MAGNITUDE(a), s->a_abs_max);
-    s->b_abs_max = LARGER(MAGNITUDE(b), s->b_abs_max);
+    if (type == F32)
+        sum_typed(a, b, F32, n, floor, known, to);
+    else
+        sum_typed(a, b, BF16, n, floor, known, to);
 }
 
-INLINE void add_all(const char *a, const char *b, int n, int type, float floor, Lanes *s)
+WIDE static float find_relative(const void *a, const void *b, int type, int n, float floor)
 {
-    int width = type == F32 ? 4 : 2;
-    Floats lowest = (Floats){0} + floor;
-    for (int i = 0; i < n * width; i += LANES * width) {
-        Sixteen left, right;
-        load(a + i, type, &left);
-        load(b + i, type, &right);
-        add_lanes(&left, &right, lowest, type == F32 ? 0 : 16, s);
+    float most = 0.0f;
+    for (int i = 0; i < n; i++) {
+        float x = take(a, i, type), size = fabsf(x) > floor ? fabsf(x) : floor;
+        float relative = fabsf(take(b, i, type) - x) / size;
+        most = relative > most ? relative : most;
     }
-}
-
-static double sum_floats(Floats v)
-{
-    double sum = 0.0;
-    for (int i = 0; i < LANES; i++)
-        sum += v[i];
-    return sum;
-}
-
-static double sum_ints(Ints v)
-{
-    int64_t sum = 0;
-    for (int i = 0; i < LANES; i++)
-        sum += v[i];
-    return (double)sum;
-}
-
-static double largest(Floats v)
-{
-    double most = v[0];
-    for (int i = 1; i < LANES; i++)
-        most = v[i] > most ? v[i] : most;
     return most;
+}
+
+/* Ranks fit in 32 bits below and above zero, their distance in 32 without a sign. */
+WIDE static void add_ulps(const int32_t *a, const int32_t *b, int n, int shift, double *out)
+{
+    uint32_t most = 0;
+    double sum = 0.0;
+    int over = 0;
+    SIMD("omp simd reduction(+ : sum, over) reduction(max : most)")
+    for (int i = 0; i < n; i++) {
+        int32_t x = a[i] >> 31, y = b[i] >> 31;
+        x = (((a[i] & INT32_MAX) >> shift) ^ x) - x;
+        y = (((b[i] & INT32_MAX) >> shift) ^ y) - y;
+        uint32_t ulps = (uint32_t)(x > y ? x : y) - (uint32_t)(x > y ? y : x);
+        sum += ulps;
+        over += ulps > ULP_LIMIT;
+        most = ulps > most ? ulps : most;
+    }
+    out[ULPS] += sum;
+    out[ULP_OVER] += over;
+    keep_largest(most, &out[MAX_ULP]);
 }
 
 /* Whether squares neither overflowed nor vanished; a NaN fails every comparison. */
@@ -222,79 +243,83 @@ static int is_sound(double squares, double most)
     return squares <= FLT_MAX && (squares >= 1e-30 || most == 0.0);
 }
 
-static int find_distance(const char *a, const char *b, int type, int n, float wanted)
+static int find_distance(const void *a, const void *b, int type, int n, float wanted)
 {
-    int width = type_width[type];
-    for (int i = 0; i < n; i++) {
-        uint64_t bits;
-        float x = (float)as_double(a + i * width, type, &bits), y = (float)as_double(b + i * width, type, &bits);
-        if (fabsf(y - x) == wanted)
-            return i;
-    }
-    return 0;
+    int i = 0;
+    while (i < n - 1 && fabsf(take(b, i, type) - take(a, i, type)) != wanted)
+        i++;
+    return i;
 }
 
-/* Add a block of whole lanes; 0 when it has to be done slowly. */
-WIDE static int add_block(const char *a, const char *b, int n, int64_t from, int type, float floor, double *out)
+/* Add a block; 0 when it has to be done slowly. */
+static int add_block(const void *a, const void *b, int type, int n, int64_t from, float floor, double *out)
 {
-    Lanes s;
-    memset(&s, 0, sizeof s);
-    if (type == F32)
-        add_all(a, b, n, F32, floor, &s);
-    else if (type == F16)
-        add_all(a, b, n, F16, floor, &s);
-    else
-        add_all(a, b, n, BF16, floor, &s);
-    double error_squares = sum_floats(s.error_squares), a_squares = sum_floats(s.a_squares);
-    double b_squares = sum_floats(s.b_squares), most = largest(s.max_abs);
-    double a_most = largest(s.a_abs_max), b_most = largest(s.b_abs_max);
-    if (!is_sound(error_squares, most) || !is_sound(a_squares, a_most) || !is_sound(b_squares, b_most))
+    Errors s;
+    sum_errors(a, b, type, n, floor, (float)out[MAX_REL], &s);
+    if (!is_sound(s.error_squares, s.max_abs) || !is_sound(s.a_squares, s.a_abs_max) ||
+        !is_sound(s.b_squares, s.b_abs_max))
         return 0;
-    out[EQUAL] += sum_ints(s.equal);
+    out[EQUAL] += s.equal;
     out[FINITE] += n;
-    out[GREATER] += sum_ints(s.greater);
-    out[LESS] += sum_ints(s.less);
-    out[WITHIN_1E3] += sum_ints(s.within_1e3);
-    out[WITHIN_5E3] += sum_ints(s.within_5e3);
-    out[ULP_OVER] += sum_ints(s.ulp_over);
-    out[ERROR_SQUARES] += error_squares;
-    out[A_SQUARES] += a_squares;
-    out[B_SQUARES] += b_squares;
-    out[PRODUCTS] += sum_floats(s.products);
-    out[ULPS] += sum_floats(s.ulps);
-    double relative = largest(s.max_rel);
-    out[MAX_REL] = relative > out[MAX_REL] ? relative : out[MAX_REL];
-    for (int i = 0; i < LANES; i++)
-        out[MAX_ULP] = s.max_ulp[i] > out[MAX_ULP] ? s.max_ulp[i] : out[MAX_ULP];
-    out[A_ABS_MAX] = a_most > out[A_ABS_MAX] ? a_most : out[A_ABS_MAX];
-    out[B_ABS_MAX] = b_most > out[B_ABS_MAX] ? b_most : out[B_ABS_MAX];
-    if (most > out[MAX_ABS] || out[MAX_ABS_AT] < 0) {
-        out[MAX_ABS] = most;
-        out[MAX_ABS_AT] = (double)(from + find_distance(a, b, type, n, (float)most));
+    out[GREATER] += s.greater;
+    out[LESS] += n - s.equal - s.greater;
+    out[WITHIN_1E3] += s.within_1e3;
+    out[WITHIN_5E3] += s.within_5e3;
+    out[ERROR_SQUARES] += s.error_squares;
+    out[A_SQUARES] += s.a_squares;
+    out[B_SQUARES] += s.b_squares;
+    out[PRODUCTS] += s.products;
+    keep_largest(s.a_abs_max, &out[A_ABS_MAX]);
+    keep_largest(s.b_abs_max, &out[B_ABS_MAX]);
+    if (s.is_larger)
+        keep_largest(find_relative(a, b, type, n, floor), &out[MAX_REL]);
+    if (s.max_abs > out[MAX_ABS] || out[MAX_ABS_AT] < 0) {
+        out[MAX_ABS] = s.max_abs;
+        out[MAX_ABS_AT] = (double)(from + find_distance(a, b, type, n, (float)s.max_abs));
     }
     return 1;
 }
 
-static void measure_all(const char *a, const char *b, int type, int64_t count, double floor, double *out)
+static int add_fast(const char *a, const char *b, int type, int64_t from, int n, float floor, int ulps, double *out)
+{
+    Wide left, right;
+    const void *x = a, *y = b;
+    if (type == F16 || ulps) {
+        widen(a, type, n, &left);
+        widen(b, type, n, &right);
+    }
+    if (type == F16) {
+        x = left.value;
+        y = right.value;
+    }
+    if (!add_block(x, y, type == BF16 ? BF16 : F32, n, from, floor, out))
+        return 0;
+    if (ulps)
+        add_ulps(left.bits, right.bits, n, type == F32 ? 0 : 16, out);
+    return 1;
+}
+
+static void measure_all(const char *a, const char *b, int type, int64_t count, double floor, int ulps, double *out)
 {
     int width = type_width[type], is_fast = type != F64 && floor >= FLT_MIN && floor <= FLT_MAX;
     for (int64_t at = 0; at < count; at += BLOCK) {
-        int n = count - at < BLOCK ? (int)(count - at) : BLOCK, whole = is_fast ? n & ~(LANES - 1) : 0;
+        int n = count - at < BLOCK ? (int)(count - at) : BLOCK;
         const char *x = a + at * width, *y = b + at * width;
-        if (whole && !add_block(x, y, whole, at, type, (float)floor, out))
-            whole = 0;
-        add_slowly(x + whole * width, y + whole * width, type, at + whole, n - whole, floor, out);
+        if (!is_fast || !add_fast(x, y, type, at, n, (float)floor, ulps, out))
+            add_slowly(x, y, type, at, n, floor, out);
     }
+    if (!ulps)
+        out[ULPS] = out[ULP_OVER] = out[MAX_ULP] = NAN;
 }
 
 static PyObject *measure(PyObject *module, PyObject *args)
 {
     unsigned long long a, b, to;
     long long count;
-    int type;
+    int type, ulps;
     double floor;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iKKLdK", &type, &a, &b, &count, &floor, &to))
+    if (!PyArg_ParseTuple(args, "iKKLdpK", &type, &a, &b, &count, &floor, &ulps, &to))
         return NULL;
     if (type < 0 || type >= TYPES || count < 0) {
         PyErr_SetString(PyExc_ValueError, "unknown element type or negative count");
@@ -305,14 +330,58 @@ static PyObject *measure(PyObject *module, PyObject *args)
     out[COUNT] = (double)count;
     out[MAX_ABS_AT] = -1.0;
     Py_BEGIN_ALLOW_THREADS
-    measure_all((const char *)(uintptr_t)a, (const char *)(uintptr_t)b, type, count, floor, out);
+    measure_all((const char *)(uintptr_t)a, (const char *)(uintptr_t)b, type, count, floor, ulps, out);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
+#define COUNT_TINY(TYPE)                                        \
+    for (int64_t i = 0; i < n; i++) {                           \
+        TYPE magnitude = ((const TYPE *)raw)[i] & (TYPE)mask;   \
+        tiny += magnitude && magnitude < (TYPE)smallest;        \
+    }
+
+/* Numbers above zero and below the smallest normal one, by their bits. */
+WIDE static int count_tiny(const void *raw, int width, int n, uint64_t smallest)
+{
+    uint64_t mask = (UINT64_C(1) << (8 * width - 1)) - 1;
+    int tiny = 0;
+    if (width == 2)
+        COUNT_TINY(uint16_t)
+    else if (width == 4)
+        COUNT_TINY(uint32_t)
+    else
+        COUNT_TINY(uint64_t)
+    return tiny;
+}
+
+static PyObject *count_denormals(PyObject *module, PyObject *args)
+{
+    unsigned long long address, smallest;
+    long long count, tiny = 0;
+    int width;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KiLK", &address, &width, &count, &smallest))
+        return NULL;
+    if (width != 2 && width != 4 && width != 8) {
+        PyErr_SetString(PyExc_ValueError, "elements of 2, 4 or 8 bytes");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (long long at = 0; at < count; at += BLOCK)
+        tiny += count_tiny((const char *)(uintptr_t)address + at * width, width,
+                           count - at < BLOCK ? (int)(count - at) : BLOCK, smallest);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(tiny);
+}
+
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
-     "measure(type, a, b, count, floor, out)\n\nWrite the sums over two arrays at addresses a and b to address out."},
+     "measure(type, a, b, count, floor, ulps, out)\n\n"
+     "Write the sums over two arrays at addresses a and b to address out; ULPs are NaN unless asked for."},
+    {"count_denormals", count_denormals, METH_VARARGS,
+     "count_denormals(address, width, count, smallest)\n\n"
+     "Count floats of a width in bytes whose bits, without the sign, are above 0 and below `smallest`."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -21,6 +21,7 @@ from clew.store.checkpoint_dtype import widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -29,16 +30,20 @@ if TYPE_CHECKING:
     Row = NDArray[np.float64]
 
 try:
-    from clew.stats import _kernel  # type: ignore[attr-defined]
+    from clew.stats import _kernel as kernel
 except ImportError:  # not built: numpy does the work
-    _kernel = None
+    kernel = None  # type: ignore[assignment]
 try:
-    from clew.compare import _pair  # type: ignore[attr-defined]
+    from clew.compare import _pair as pair
 except ImportError:
-    _pair = None
+    pair = None  # type: ignore[assignment]
+_kernel: ModuleType | None = kernel
+_pair: ModuleType | None = pair
 
 BLOCK_BYTES: Final = 1 << 20
 """Two of them fit in a second-level cache, and a read of one is as fast as a read gets."""
+ULP_RANGE: Final = 1e-4
+"""Tensors further apart than this (relative L2 of the first block) are not apart by rounding: no ULPs then."""
 PIECE_BYTES: Final = 64 << 20
 """A larger tensor is measured in pieces by several threads."""
 
@@ -74,6 +79,21 @@ def summarise_block(block: NDArray[Any], tensor: StoredTensor) -> Row:
     return row
 
 
+def count_denormals(block: NDArray[Any], tensor: StoredTensor) -> int:
+    """Count by the bits: magnitudes above zero and below the smallest normal number, of 16 bits and wider."""
+    element = tensor.element
+    if not element.is_float or element.item_bytes < 2:
+        return 0
+    smallest = 1 << element.mantissa
+    if _pair is not None:
+        return int(_pair.count_denormals(block.ctypes.data, element.item_bytes, len(block), smallest))
+    raw = block.view(f"u{element.item_bytes}")
+    magnitude = raw & raw.dtype.type((1 << (8 * element.item_bytes - 1)) - 1)
+    # Zero wraps around to the largest number.
+    magnitude -= raw.dtype.type(1)
+    return int(np.count_nonzero(magnitude < raw.dtype.type(smallest - 1)))
+
+
 def block_elements(*tensors: StoredTensor) -> int:
     """Return how many elements of each tensor a block holds."""
     return BLOCK_BYTES // max(tensor.element.item_bytes for tensor in tensors)
@@ -89,12 +109,14 @@ def measure_pair(a: StoredTensor, b: StoredTensor) -> metric.Sums:
     """Return the sums over two tensors with as many elements, whatever their types."""
     size = block_elements(a, b)
     parts: list[metric.Sums] = []
-    floor = -1.0
+    floor, ulps = -1.0, True
     for x, y in _pairs(a, b, size):
         if floor < 0:
             # The scale of the first block stands for all: a second reading would cost more than it gives.
             floor = _floor(x, a)
-        parts.append(_measure_block(x, y, a, b, floor=floor))
+        parts.append(_measure_block(x, y, a, b, floor=floor, ulps=ulps))
+        if len(parts) == 1:
+            ulps = metric.describe(parts[0]).relative_l2 < ULP_RANGE
     return metric.merge(parts)
 
 
@@ -105,12 +127,12 @@ def _floor(block: NDArray[Any], tensor: StoredTensor) -> float:
 
 
 def _measure_block(
-    x: NDArray[Any], y: NDArray[Any], a: StoredTensor, b: StoredTensor, *, floor: float
+    x: NDArray[Any], y: NDArray[Any], a: StoredTensor, b: StoredTensor, *, floor: float, ulps: bool
 ) -> metric.Sums:
     if _pair is not None and a.element is b.element and a.dtype in PAIR_TYPES:
         sums = np.empty(len(metric.SUM_NAMES))
         code = PAIR_TYPES.index(a.dtype)
-        _pair.measure(code, x.ctypes.data, y.ctypes.data, len(x), floor, sums.ctypes.data)
+        _pair.measure(code, x.ctypes.data, y.ctypes.data, len(x), floor, ulps, sums.ctypes.data)
         return sums
     left = metric.real_numbers(widen(x, a.element))
     right = metric.real_numbers(widen(y, b.element))

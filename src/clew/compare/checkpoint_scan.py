@@ -6,6 +6,7 @@ biases start at zero and norms at one. So the same numbers are a warning in one 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clew.compare.checkpoint import select
-from clew.compare.checkpoint_measure import block_elements, run_parallel, summarise_block
+from clew.compare.checkpoint_measure import block_elements, count_denormals, run_parallel, summarise_block
 from clew.model.schema import STAT_INDEX
 from clew.stats import reference
 from clew.stats.spec import GOLDEN, MASK_64, MIX_1
+from clew.store.checkpoint_bytes import FileBytes, read_all
 from clew.store.checkpoint_dtype import widen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,7 +36,7 @@ HALF_MAX: Final = 65504.0
 DENORMAL_SHARE: Final = 0.01
 """Below this share denormals are the tail of a healthy distribution."""
 _NEVER_NEGATIVE: Final = ("running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
-_SAMPLED_COLUMNS: Final = 16
+_SAMPLED_COLUMNS: Final = 8
 _CHANCE: Final = 1e-6
 
 
@@ -97,14 +99,16 @@ def _gather(tensor: StoredTensor) -> _Gathered:
     hashes = np.zeros(tensor.shape[0], np.uint64) if wants_rows else None
     result = _Gathered(np.empty(0), row_hashes=hashes)
     start = 0
-    for block in tensor.blocks(block_elements(tensor)):
+    limit = block_elements(tensor)
+    columns = tensor.count // tensor.shape[0] if wants_rows else 1
+    for block in tensor.blocks(limit - limit % columns if columns <= limit else limit):
         row = summarise_block(block, tensor)
         rows.append(row)
         if result.first_nonfinite < 0 and row[1:4].any():
             result.first_nonfinite = start + _first_nonfinite(block, tensor)
-        result.denormals += _count_denormals(block, tensor)
+        result.denormals += count_denormals(block, tensor)
         if hashes is not None:
-            _hash_rows(block, start, tensor.count // tensor.shape[0], hashes)
+            _hash_rows(block, start, columns, hashes)
         start += len(block)
     result.row = reference.merge(rows)
     return result
@@ -113,19 +117,6 @@ def _gather(tensor: StoredTensor) -> _Gathered:
 def _first_nonfinite(block: NDArray[Any], tensor: StoredTensor) -> int:
     values = widen(block, tensor.element)
     return int(np.flatnonzero(~np.isfinite(values))[0]) // tensor.element.packed
-
-
-def _count_denormals(block: NDArray[Any], tensor: StoredTensor) -> int:
-    """Count by the bits: a magnitude above zero and below the smallest normal number."""
-    element = tensor.element
-    if not element.is_float or element.item_bytes < 2:
-        return 0
-    width = 8 * element.item_bytes
-    raw = block.view(f"u{element.item_bytes}")
-    magnitude = raw & raw.dtype.type((1 << (width - 1)) - 1)
-    # Zero wraps around to the largest number.
-    magnitude -= raw.dtype.type(1)
-    return int(np.count_nonzero(magnitude < raw.dtype.type((1 << element.mantissa) - 1)))
 
 
 def _can_judge_rows(tensor: StoredTensor) -> bool:
@@ -138,21 +129,26 @@ def _can_judge_rows(tensor: StoredTensor) -> bool:
     ):
         return False
     columns = tensor.count // tensor.shape[0]
-    bits = min(tensor.element.mantissa * columns, 2000)
-    return tensor.shape[0] ** 2 / 2.0**bits < _CHANCE
+    bits = min(tensor.element.mantissa * columns, 1000)
+    return math.ldexp(tensor.shape[0] ** 2, -bits) < _CHANCE
 
 
 def _hash_rows(block: NDArray[Any], start: int, columns: int, hashes: NDArray[np.uint64]) -> None:
-    """Add some elements of each row, multiplied by a number of their column, to the hash of the row."""
+    """Add some elements of each row, scrambled with their column, to the hash of the row."""
     chosen = np.unique(np.linspace(0, columns - 1, _SAMPLED_COLUMNS).astype(np.int64))
+    salt = np.array([number * GOLDEN & MASK_64 for number in range(1, len(chosen) + 1)], np.uint64)
     raw = block.view(f"u{block.itemsize}")
-    first, last = start // columns, (start + len(block) - 1) // columns
-    for number, column in enumerate(chosen.tolist(), 1):
-        low = first if first * columns + column >= start else first + 1
-        high = last if last * columns + column < start + len(block) else last - 1
-        if low <= high:
-            picked = raw[low * columns + column - start :: columns][: high - low + 1]
-            hashes[low : high + 1] += _mix(picked.astype(np.uint64) + np.uint64(number * GOLDEN & MASK_64))
+    if len(raw) % columns == 0:
+        picked = raw.reshape(-1, columns)[:, chosen].astype(np.uint64) + salt
+        first = start // columns
+        hashes[first : first + len(picked)] += _mix(picked).sum(axis=1, dtype=np.uint64)
+        return
+    # A row longer than a block: the block holds pieces of one or two rows.
+    for row in range(start // columns, (start + len(raw) - 1) // columns + 1):
+        places = row * columns + chosen - start
+        inside = (places >= 0) & (places < len(raw))
+        picked = raw[places[inside]].astype(np.uint64) + salt[inside]
+        hashes[row : row + 1] += _mix(picked).sum(dtype=np.uint64)
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -212,18 +208,29 @@ def _find_repeated_rows(tensor: StoredTensor, gathered: _Gathered) -> list[Flaw]
     suspects = np.flatnonzero(counts[inverse] > 1)
     if not len(suspects):
         return []
-    rows = tensor.load().reshape(tensor.shape[0], -1)
-    seen: dict[bytes, int] = {}
+    seen: set[bytes] = set()
     repeated, zeros, first = 0, 0, -1
-    for index in suspects.tolist():
-        content = rows[index].tobytes()
-        if not content.strip(b"\0"):
+    for index, content in _read_rows(tensor, suspects.tolist()):
+        digest = hashlib.blake2b(content.data, digest_size=16).digest()
+        if not content.any():
             zeros += 1
-        elif content in seen:
+        elif digest in seen:
             repeated += 1
             first = index if first < 0 else first
-        seen.setdefault(content, index)
+        seen.add(digest)
     return _name_rows(tensor, repeated=repeated, zeros=zeros, first=first)
+
+
+def _read_rows(tensor: StoredTensor, indices: list[int]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield rows as bytes, one at a time where they lie in a file as they are."""
+    source, size = tensor.source, tensor.size_bytes // tensor.shape[0]
+    if isinstance(source, FileBytes) and tensor.strides is None:
+        for index in indices:
+            yield index, read_all(FileBytes(source.path, source.offset + index * size, size))
+    else:
+        rows = np.ascontiguousarray(tensor.load()).reshape(tensor.shape[0], -1)
+        for index in indices:
+            yield index, rows[index].view(np.uint8)
 
 
 def _name_rows(tensor: StoredTensor, *, repeated: int, zeros: int, first: int) -> list[Flaw]:

@@ -59,8 +59,9 @@ class Difference:
     """How ``b`` differs from the reference ``a``.
 
     ``max_abs_at`` is the flat position of the largest error. ``bias`` is ``|greater - less| / count``: near 1
-    when all errors point one way. ``mean_ulp`` and ``ulp_share_over_32`` count representable numbers of the
-    tensors' own type. ``cosine`` is 1 for two zero tensors and 0 when only one is zero.
+    when all errors point one way. ``max_ulp``, ``mean_ulp`` and ``ulp_share_over_32`` count representable
+    numbers of the tensors' own type, and are None where they were not counted. ``cosine`` is 1 for two zero
+    tensors and 0 when only one is zero.
     """
 
     count: int
@@ -76,9 +77,9 @@ class Difference:
     greater: int
     less: int
     bias: float
-    max_ulp: float
-    mean_ulp: float
-    ulp_share_over_32: float
+    max_ulp: float | None
+    mean_ulp: float | None
+    ulp_share_over_32: float | None
     a_abs_max: float
     b_abs_max: float
     a_l2: float
@@ -93,13 +94,13 @@ class Difference:
 def compare(a: NDArray[Any], b: NDArray[Any], *, small: float = 2.0**-20) -> Difference:
     """Return how an array differs from a reference of the same shape.
 
-    ``small`` is the share of the reference's largest finite magnitude below which elements are judged by
-    absolute error.
+    ``small`` is the share of the reference's largest finite magnitude (of 1 where all is zero) below which
+    elements are judged by absolute error.
     """
     if a.shape != b.shape:
         raise ValueError(f"shapes {a.shape} and {b.shape} cannot be compared element by element")
     x, y = real_numbers(a), real_numbers(b)
-    return describe(measure_numbers(x, y, floor=small * abs_max(x)))
+    return describe(measure_numbers(x, y, floor=small * (abs_max(x) or 1.0)))
 
 
 def measure_numbers(
@@ -212,11 +213,17 @@ def merge(parts: Iterable[Sums]) -> Sums:
     """Return the sums of consecutive blocks as one; positions count on from block to block."""
     total = np.zeros(len(SUM_NAMES))
     total[_AT] = -1
-    for part in parts:
-        if part[_MAX_ABS] > total[_MAX_ABS] or total[_AT] < 0 <= part[_AT]:
-            total[_MAX_ABS], total[_AT] = part[_MAX_ABS], part[_AT] + total[0]
-        total[_ADDED] += part[_ADDED]
-        total[_LARGEST] = np.maximum(total[_LARGEST], part[_LARGEST])
+    table = np.array(list(parts))
+    if not len(table):
+        return total
+    total[_ADDED] = table[:, _ADDED].sum(axis=0)
+    total[_LARGEST] = table[:, _LARGEST].max(axis=0)
+    # A block without a finite position has no error and no place of one.
+    errors = np.where(table[:, _AT] < 0, -1.0, table[:, _MAX_ABS])
+    worst = int(errors.argmax())
+    if errors[worst] >= 0:
+        total[_MAX_ABS] = errors[worst]
+        total[_AT] = table[worst, _AT] + table[:worst, 0].sum()
     return total
 
 
@@ -225,6 +232,7 @@ def describe(sums: Sums) -> Difference:
     value = dict(zip(SUM_NAMES, sums.tolist(), strict=True))
     count, finite = int(value["count"]), value["finite"]
     share = 1.0 / finite if finite else 0.0
+    uncounted = math.isnan(value["ulps"])
     return Difference(
         count=count,
         different=count - int(value["equal"]),
@@ -239,9 +247,9 @@ def describe(sums: Sums) -> Difference:
         greater=int(value["greater"]),
         less=int(value["less"]),
         bias=abs(value["greater"] - value["less"]) / count if count else 0.0,
-        max_ulp=value["max_ulp"],
-        mean_ulp=value["ulps"] * share,
-        ulp_share_over_32=value["ulp_over"] * share,
+        max_ulp=None if uncounted else value["max_ulp"],
+        mean_ulp=None if uncounted else value["ulps"] * share,
+        ulp_share_over_32=None if uncounted else value["ulp_over"] * share,
         a_abs_max=value["a_abs_max"],
         b_abs_max=value["b_abs_max"],
         a_l2=math.sqrt(value["a_squares"]),

@@ -82,8 +82,12 @@ def is_rounding(difference: Difference, dtype: str) -> bool:
     relative = tolerance_of(dtype).relative
     if difference.max_abs > MAX_ERROR_FACTOR * relative * difference.a_abs_max:
         return False
-    few_ulps = difference.mean_ulp < ULP_MEAN and difference.ulp_share_over_32 < ULP_SHARE
-    return difference.relative_l2 <= relative or few_ulps
+    return difference.relative_l2 <= relative or _is_few_ulps(difference)
+
+
+def _is_few_ulps(difference: Difference) -> bool:
+    mean, share = difference.mean_ulp, difference.ulp_share_over_32
+    return mean is not None and share is not None and mean < ULP_MEAN and share < ULP_SHARE
 
 
 def _is_within_noise(difference: Difference, noise: Difference) -> bool:
