@@ -261,6 +261,21 @@ def test_scalars_by_name(run):
     assert run.scalars("nothing") == {}
 
 
+def test_histograms_of_a_growing_run(tmp_path):
+    writer = Writer(tmp_path / "run", RunInfo("run"), flush_seconds=60)
+    writer.add_sites(make_sites())
+    for step in range(8):
+        writer.put(make_record(step, extras=step >= 4))
+        writer.flush()
+    run = Run(tmp_path / "run")
+    steps, counts = run.histograms("fc2", "output")
+    assert steps.tolist() == [4, 5, 6, 7]
+    assert np.array_equal(counts[0], make_record(4, extras=True).hists[1])
+    assert run.series("fc2", "output", "median").steps.tolist() == [4, 5, 6, 7]
+    assert len(run.series("fc2", "output", "l2")) == 8
+    writer.close("complete")
+
+
 def test_a_run_shows_what_there_was_until_it_is_refreshed(tmp_path):
     writer = Writer(tmp_path / "run", RunInfo("run"), flush_seconds=60)
     run = Run(tmp_path / "run")

@@ -35,7 +35,7 @@ def kill_one(folder, records, dice):
         write_for_ever(folder, writing, records)
     os.close(writing)
     with os.fdopen(reading) as reports:
-        lines = [reports.readline() for _ in range(dice.randrange(1, 60))]
+        lines = [reports.readline() for _ in range(dice.randrange(1, 40))]
         time.sleep(dice.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -47,7 +47,7 @@ def kill_one(folder, records, dice):
 def main():
     root, count = Path(sys.argv[1]), int(sys.argv[2])
     dice = random.Random(20261115)
-    records = [make_record(step) for step in range(400)]
+    records = [make_record(step) for step in range(300)]
     flushed = [kill_one(root / f"run{i}", records, dice) for i in range(count)]
     print(json.dumps(flushed))
 
