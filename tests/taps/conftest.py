@@ -2,6 +2,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch._dynamo  # noqa: F401 - loading it replaces functions of torch, and an optimizer loads it when it first steps
 
 sys.path.insert(0, str(Path(__file__).parent))
 

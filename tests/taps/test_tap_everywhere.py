@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # loading it replaces functions of torch, and an optimizer loads it when it first steps
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 

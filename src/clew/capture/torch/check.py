@@ -188,29 +188,42 @@ def _text(wanted: Any) -> str:
     return name_dtype(wanted)
 
 
-_ORDERED: Final = frozenset({"less", "less_equal", "in_range"})
+_MAY_BE_OPEN: Final = frozenset({"equal", "less", "less_equal", "in_range", "shape"})
+"""Checks whose numbers may be sizes that the compiler keeps open: those are no constants and travel as tensors."""
 
 
 def _check_compiled(
     check: str, x: Any, args: tuple[Any, ...], order: dict[str, Any], show: tuple[Any, ...]
 ) -> None:
     """Put a check into the graph: tensors among the arguments by their number, the rest as constants."""
-    tensors, marks = [x], []
-    for each in args:
-        if check in _ORDERED and isinstance(each, (int, float)):
-            # The number may be a size that the compiler keeps open, which is no constant.
-            kind = torch.int64 if isinstance(each, int) else torch.float64
-            each = torch.full((), each, dtype=kind, device="cpu")  # noqa: PLW2901
-        if isinstance(each, (torch.Tensor, np.ndarray)):
-            marks.append({"tensor": len(tensors)})
-            tensors.append(each)
-        else:
-            marks.append(each)
+    tensors: list[Any] = [x]
+    marks = [_mark(each, tensors, is_open=check in _MAY_BE_OPEN) for each in args]
     emit([*tensors, *show], {"tap": "check", "check": check, "args": marks, "shown": len(show), **order})
+
+
+def _mark(value: Any, tensors: list[Any], *, is_open: bool) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_mark(each, tensors, is_open=is_open) for each in value]
+    if is_open and isinstance(value, (int, float)) and not isinstance(value, bool):
+        kind = torch.int64 if isinstance(value, int) else torch.float64
+        tensors.append(torch.full((), value, dtype=kind, device="cpu"))
+        return {"number": len(tensors) - 1}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    return "..." if value is ... else value
+
+
+def _unmark(mark: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(mark, list):
+        return tuple(_unmark(each, tensors) for each in mark)
+    if not isinstance(mark, dict):
+        return mark
+    return tensors[mark["number"]].item() if "number" in mark else tensors[mark["tensor"]]
 
 
 @runs("check")
 def _check_running(tensors: list[torch.Tensor], order: dict[str, Any], key: str) -> None:
-    args = tuple(tensors[each["tensor"]] if isinstance(each, dict) else each for each in order["args"])
+    args = tuple(_unmark(each, tensors) for each in order["args"])
     show = tensors[len(tensors) - order["shown"] :]
     run_rule(order["check"], tensors[0], args, name=order["name"], warn=order["warn"], show=show, key=key)
