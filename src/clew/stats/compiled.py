@@ -11,7 +11,6 @@ import torch
 from clew.errors import UsageError, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
 built: ModuleType | None
@@ -70,16 +69,10 @@ def load_kernel() -> ModuleType | None:
         ) from None
     tensor = torch.Tensor
     methods = (tensor.data_ptr, tensor.numel, tensor.is_contiguous, tensor.stride, tensor.is_neg)
-    questions = (*methods, _find_mode_check(), torch.get_num_threads)
+    questions = (*methods, torch._C._is_torch_function_mode_enabled, torch.get_num_threads)
     types = (torch.Tensor, torch.nn.Parameter)
     built.configure(types, list_dtype_codes(), questions, _find_openmp())
     return built
-
-
-def _find_mode_check() -> Callable[[], bool]:
-    """Return torch's answer to whether a torch-function mode would see calls on tensors."""
-    check: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
-    return check
 
 
 def _find_openmp() -> int:

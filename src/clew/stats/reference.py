@@ -59,8 +59,8 @@ def histogram(array: NDArray[Any]) -> NDArray[np.uint32]:
 def sampled_positions(count: int) -> NDArray[np.int64]:
     """Return the positions, in logical order, that the histogram of a large tensor counts."""
     groups = np.arange(-(-count // spec.HIST_GROUP), dtype=np.int64)
-    offsets = ((groups * 2654435761 & 0xFFFFFFFF) >> 29) * spec.HIST_RUN
-    positions = (groups * spec.HIST_GROUP + offsets)[:, None] + np.arange(spec.HIST_RUN)
+    starts = groups * spec.HIST_GROUP + spec.sample_offset(groups)
+    positions = starts[:, None] + np.arange(spec.HIST_RUN)
     flat: NDArray[np.int64] = positions.ravel()
     return flat[flat < count]
 

@@ -93,9 +93,9 @@ class Rows:
         self.reserve(first_row + len(tensors))
         left = range(len(tensors))
         if KERNEL is not None:
-            left = KERNEL.measure_many(
-                tensors, *self._find_row(first_row, hash=hash, hist=hist), self.threads
-            )
+            with torch._C.DisableTorchFunction():  # no mode of the user shall see the kernel's questions
+                addresses = self._find_row(first_row, hash=hash, hist=hist)
+                left = KERNEL.measure_many(tensors, *addresses, self.threads)
         return [
             (position, failure)
             for position in left
@@ -287,10 +287,10 @@ def _fetch(entries: list[_Waiting]) -> list[NDArray[np.int64]]:
     with undisturbed():
         for device in {entry.device for entry in entries}:
             local = [(i, entry) for i, entry in enumerate(entries) if entry.device == device]
-            parts = [entry.packed for _, entry in local]
-            lengths = np.cumsum([part.numel() for part in parts])
-            host = torch.cat(parts).cpu().numpy()
-            fetched.update(zip((i for i, _ in local), np.split(host, lengths[:-1]), strict=True))
+            host = torch.cat([entry.packed for _, entry in local]).cpu().numpy()
+            start = 0
+            for i, entry in local:
+                fetched[i] = host[start : (start := start + entry.packed.numel())]
     return [fetched[i] for i in range(len(entries))]
 
 

@@ -56,7 +56,7 @@ Hash
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -69,7 +69,6 @@ SPREAD_TOLERANCE: Final = 7e-5
 HIST_FULL: Final = 4096
 HIST_GROUP: Final = 128
 HIST_RUN: Final = 16
-HIST_SAMPLED_SHARE: Final = HIST_RUN / HIST_GROUP
 """Which elements a histogram counts: all of a small tensor, one run per group of a large one."""
 
 HASH_BLOCK_BYTES: Final = 4096
@@ -112,6 +111,9 @@ def chain(first: int, second: int) -> int:
     return mix((mix((first + GOLDEN) & MASK_64) + second) & MASK_64)
 
 
-def sample_offset(group: int) -> int:
-    """Return where in its group the counted run starts: spread evenly, never periodic."""
+Groups = TypeVar("Groups", int, "np.ndarray[tuple[int, ...], np.dtype[np.int64]]")
+
+
+def sample_offset(group: Groups) -> Groups:
+    """Return where in its group (or each of many) the counted run starts: spread evenly, never periodic."""
     return ((group * 2654435761 & 0xFFFFFFFF) >> 29) * HIST_RUN

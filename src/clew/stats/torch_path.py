@@ -61,14 +61,18 @@ def measure(values: torch.Tensor, *, hash: bool, hist: bool) -> torch.Tensor:
 def unpack(packed: NDArray[np.int64], count: int, *, device_type: str, hash: bool, hist: bool) -> Numbers:
     """Return row, hash and histogram of a tensor of ``count`` elements from what ``measure`` packed."""
     sizes = [min(PIECE, count - start) for start in range(0, count, PIECE)]
-    ends = np.cumsum([SUMS * len(sizes), int(hash), HIST_BINS * int(hist)])
-    sums, hashed, counted, rest = np.split(packed, ends)
+    hash_at = SUMS * len(sizes)
+    hist_at = hash_at + hash
+    rest_at = hist_at + HIST_BINS * hist
+    sums = packed[:hash_at]
     if _wide(device_type) is torch.float64:
         table = sums.view(np.float64)
     else:
         table = sums.astype(np.int32).view(np.float32).astype(np.float64)
     rows = [_make_row(*pair) for pair in zip(table.reshape(-1, SUMS), sizes, strict=True)]
-    return Numbers(reference.merge(rows), int(hashed.sum()) & spec.MASK_64, counted, rest)
+    row = rows[0] if len(rows) == 1 else reference.merge(rows)
+    hashed = int(packed[hash_at]) & spec.MASK_64 if hash else 0
+    return Numbers(row, hashed, packed[hist_at:rest_at], packed[rest_at:])
 
 
 def _make_row(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
