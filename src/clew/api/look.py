@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TextIO
 
+from clew.errors import UsageError
 from clew.model.graph import Graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from clew.model.input_spec import InputSpec
@@ -130,3 +131,41 @@ def load_exported(path: str) -> Any:
     from clew.capture.torch import trace_inputs
 
     return trace_inputs.load_exported(path)
+
+
+def fetch(
+    model: Any,
+    /,
+    *inputs: Any,
+    names: str | Sequence[str] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    optimizer: Any = None,
+    keep_step: bool = False,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Run a model once and return values by name, all from the same execution: ``fetch(model, x, names)``.
+
+    A name is a module or operation (its output), a parameter or buffer, ``output`` or ``loss``; patterns have
+    ``*``. ``@grad`` asks for the gradient there, ``@before`` and ``@after`` for a parameter around the
+    step of ``optimizer``. Values are copies. The model and the optimizer are left as they were, unless
+    ``keep_step`` is set.
+    """
+    from clew.capture.torch.fetch import FetchOptions, fetch_values
+
+    if names is None:
+        inputs, names = inputs[:-1], _names_of(inputs)
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    options = FetchOptions(loss=loss, optimizer=optimizer, keep_step=keep_step)
+    return dict(fetch_values(model, inputs, kwargs, wanted, options))
+
+
+def _names_of(inputs: tuple[Any, ...]) -> str | Sequence[str]:
+    """Return the last argument, which must be the names."""
+    last = inputs[-1] if inputs else None
+    is_list = isinstance(last, (list, tuple)) and bool(last) and all(isinstance(each, str) for each in last)
+    if isinstance(last, str) or is_list:
+        return last  # type: ignore[return-value]
+    raise UsageError(
+        "the last argument of fetch says what to fetch, by name",
+        next_step="write fetch(model, x, ['fc', 'fc.weight@grad'])",
+    )

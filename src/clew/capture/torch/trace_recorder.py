@@ -381,7 +381,7 @@ class OperationRecorder(TorchFunctionMode):
             try:
                 output = original(module, *args, **kwargs)
                 if len(operations) == before:
-                    self._add_opaque(type(module).__name__, (args, kwargs), output)
+                    self._quietly(self._add_opaque, type(module).__name__, (args, kwargs), output)
             except Exception as error:
                 if self.failure is None or self.failure.error is not error:
                     self.failure = Failure(error, path)
@@ -389,7 +389,7 @@ class OperationRecorder(TorchFunctionMode):
             finally:
                 stack.pop()
             if self.watcher is not None:
-                self.watcher.on_module(path, call, output)
+                self._quietly(self.watcher.on_module, path, call, output)
             return output
 
         return call_module
@@ -408,10 +408,18 @@ class OperationRecorder(TorchFunctionMode):
             finally:
                 self._muted -= is_foreign
             if len(self.operations) == before:
-                self._add_opaque(cls.__name__, (args, kwargs), output)
+                self._quietly(self._add_opaque, cls.__name__, (args, kwargs), output)
             return output
 
         return classmethod(call_function)
+
+    def _quietly(self, function: Callable[..., None], *args: Any) -> None:
+        """Call something of ours between the functions of the model, without recording what it does."""
+        self._muted += 1
+        try:
+            function(*args)
+        finally:
+            self._muted -= 1
 
     def _add_opaque(self, op: str, given: tuple[tuple[Any, ...], dict[str, Any]], output: Any) -> None:
         """Record a call that nothing could be seen of as one operation, if it made new tensors."""
