@@ -187,3 +187,21 @@ def test_torch_operations_are_the_ones_that_need_no_atomics():
         torch_path.measure(torch.randn(9000), hash=True, hist=True)
     names = {str(call) for call in dispatched.calls}
     assert not {name for name in names if "local_scalar" in name or "bincount" in name or "scatter" in name}
+
+
+def test_a_distributed_tensor_is_measured_where_it_is(way):
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        local = torch.arange(24.0).view(6, 4)
+        tensor = torch.nn.Parameter(DTensor.from_local(local, init_device_mesh("cpu", (1,)), [Shard(0)]))
+        assert_measures_like(tensor, local.numpy(), way)
+        rows = Rows()
+        old = [tensor.detach() - 2.0]
+        assert rows.measure_updates([tensor], old, first_row=0) == []
+        assert rows.take(1)[0][0, 9] == 2.0 and torch.equal(old[0].to_local(), local)
+    finally:
+        distributed.destroy_process_group()
