@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_KINDS: Final = ("batch", "output", "grad_output", "param", "grad", "update", "buffer", "loss")
 ENVIRONMENT_PREFIX: Final = "CLEW_"
-_NOT_SETTINGS: Final = ("CLEW_CHECKS",)
-"""Variables of clew that are no settings of a run: this one switches the taps in the user's code off."""
+_NOT_SETTINGS: Final = ("CLEW_CHECKS", "CLEW_KERNEL")
+"""Variables of clew that are no settings of a run: taps in the user's code off, the way statistics are computed."""
 
 _OFF: Final = ("off", "none", "no", "unlimited")
 
@@ -36,7 +36,8 @@ class Settings:
     ``every``: record every Nth step; None leaves it to the budget. ``budget``: the share of the run's time
     that clew may take, or None for every step. ``sites``: patterns, ``!pattern`` excludes.
     ``warmup_steps``: steps at the start that are never thinned. ``quota_bytes``: how large the run may
-    grow, or None.
+    grow, or None. ``doctor``: whether the rules look while the run goes on. ``watch``: watchpoints, and ``on_hit``
+    what one that fires does. ``on_nonfinite``: what to do when a loss or gradient is NaN or infinite.
     """
 
     every: int | None = None
@@ -50,6 +51,10 @@ class Settings:
     quota_bytes: int | None = 4_000_000_000
     status: bool = True
     warmup_steps: int = 20
+    doctor: bool = True
+    watch: tuple[str, ...] = ()
+    on_hit: str = "log"
+    on_nonfinite: str = "explain"
 
 
 def load_settings(
@@ -249,6 +254,35 @@ def parse_warmup(value: object) -> int:
     return number
 
 
+def parse_watch(value: object) -> tuple[str, ...]:
+    """Return watchpoints from one text (``;`` stands between several) or a list of them."""
+    texts = _texts(value, lambda text: tuple(part.strip() for part in text.split(";") if part.strip()))
+    return tuple(part for text in texts for part in (each.strip() for each in text.split(";")) if part)
+
+
+def parse_on_hit(value: object) -> str:
+    """Return what a watchpoint that fires does."""
+    word = str(value).strip().lower()
+    if word in ("log", "stop"):
+        return word
+    if word in ("snapshot", "pause"):
+        raise UsageError(f"'{word}' is not possible yet", next_step="write log or stop")
+    raise UsageError(
+        f"{value!r} is no action", next_step=suggest(word, ("log", "stop")) or "write log or stop"
+    )
+
+
+def parse_on_nonfinite(value: object) -> str:
+    """Return what to do about a NaN or infinite loss or gradient: explain it, stop, or skip up to N steps."""
+    word = str(value).strip().lower().replace(" ", "")
+    if word in ("explain", "stop") or re.fullmatch(r"skip:[1-9]\d{0,8}", word):
+        return word
+    raise UsageError(
+        f"{value!r} is no policy",
+        next_step="write explain, stop, or skip:3 to leave out up to 3 bad steps in a row",
+    )
+
+
 def _whole_number(value: object) -> int | None:
     if isinstance(value, bool):
         return None
@@ -288,6 +322,10 @@ _KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "quota": ("quota_bytes", parse_bytes),
     "status": ("status", parse_switch),
     "warmup": ("warmup_steps", parse_warmup),
+    "doctor": ("doctor", parse_switch),
+    "watch": ("watch", parse_watch),
+    "on_hit": ("on_hit", parse_on_hit),
+    "on_nonfinite": ("on_nonfinite", parse_on_nonfinite),
 }
 """Key of the settings file, the field it sets, and how its value is read."""
 
