@@ -42,7 +42,7 @@ def _name_paths(modules: Iterable[Site]) -> dict[int, str]:
     """Return a dotted path for each module: the only root has none, of several each keeps its name."""
     sites = {site.id: site for site in modules}
     roots = [site for site in sites.values() if site.parent not in sites]
-    paths = {site.id: "" if len(roots) == 1 else (site.root or site.name).strip("()") for site in roots}
+    paths = {site.id: "" if len(roots) == 1 else site.name.strip("()") for site in roots}
 
     def path_of(site: Site) -> str:
         if site.id not in paths:
