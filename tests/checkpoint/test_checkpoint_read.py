@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 import transformers
 from torch import nn
 
+from clew.errors import CheckpointBroken
 from clew.store.checkpoint import read_checkpoint
 from clew.store.checkpoint_dtype import ELEMENT_TYPES, widen
 from clew.store.tensors import read_tensors, write_tensors
@@ -370,9 +374,20 @@ def test_distributed_folder(tmp_path):
     assert checkpoint.format == "distributed"
 
 
-def test_a_folder_of_one_file_and_a_folder_of_many(tmp_path):
-    from clew.errors import CheckpointBroken
+def test_distributed_shards_of_two_ranks_are_joined(tmp_path):
+    shutil.copytree(Path(__file__).parent / "data" / "sharded", tmp_path / "saved")
+    whole = torch.arange(35, dtype=torch.float32).reshape(7, 5)
+    found = by_name(tmp_path / "saved")
+    assert len(found["rows"].parts) == len(found["columns"].parts) == 2
+    assert_equal(found["rows"], whole)
+    assert_equal(found["columns"], whole.bfloat16())
+    assert_equal(found["all"], whole)
+    next((tmp_path / "saved").glob("__1_*.distcp")).unlink()
+    with pytest.raises(CheckpointBroken, match="No such file"):
+        read_checkpoint(tmp_path / "saved")
 
+
+def test_a_folder_of_one_file_and_a_folder_of_many(tmp_path):
     torch.save({"x": torch.ones(1)}, tmp_path / "only.pt")
     assert "x" in by_name(tmp_path)
     torch.save({"x": torch.ones(1)}, tmp_path / "second.pt")
@@ -381,9 +396,6 @@ def test_a_folder_of_one_file_and_a_folder_of_many(tmp_path):
 
 
 def test_reading_needs_no_torch(tmp_path):
-    import subprocess
-    import sys
-
     torch.save({"x": torch.ones(3)}, tmp_path / "a.pt")
     code = (
         "import sys; sys.modules['torch'] = None\n"
