@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -43,6 +44,8 @@ def _torch_state():
     optimizer = sys.modules.get("torch.optim.optimizer")
     if torch is None or optimizer is None or not hasattr(torch, "compile"):
         return {}
+    # An optimizer loads the compiler when it first steps, and loading it replaces functions of torch.
+    importlib.import_module("torch._dynamo")
     module = torch.nn.modules.module
     owners = {
         "Module": torch.nn.Module,
