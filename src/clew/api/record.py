@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +89,7 @@ def run_script(target: str, argv: list[str], *, module: bool, settings: Settings
     call_off = call_after_import("torch", lambda: _start_safely(recording))
     try:
         outcome = execute(program, argv)
+        _await_threads()
     finally:
         call_off()
     state = "died" if outcome.error is not None else "complete"
@@ -96,6 +99,14 @@ def run_script(target: str, argv: list[str], *, module: bool, settings: Settings
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
     return outcome.exit_code
+
+
+def _await_threads() -> None:
+    """Wait for the script's own threads, as Python does before it ends: they may still be training."""
+    with contextlib.suppress(KeyboardInterrupt):
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
 
 
 def _start_safely(recording: Recording) -> None:

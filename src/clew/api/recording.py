@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +37,10 @@ class Recording:
         self._is_module = is_module
         self._command = command
         self._cwd = str(Path.cwd())
-        self.folder = choose_folder(settings.out, settings.name, title)
+        self._shown = choose_folder(settings.out, settings.name, title)
+        # The script may change its working directory, and forked copies of it come through here, too.
+        self.folder = self._shown.absolute()
+        self._pid = os.getpid()
         self._progress: Any = None
         self._info: RunInfo | None = None
         self._writer: Writer | None = None
@@ -74,7 +78,7 @@ class Recording:
         self._status = self._make_status()
         self._progress = Progress()
         self._writer = Writer(
-            self.folder, self._info, quota_bytes=self.settings.quota_bytes, notice=self.tell
+            self.folder, self._info, quota_bytes=self.settings.quota_bytes, notice=self._tell_trouble
         )
         self._session = TorchSession(
             self.settings,
@@ -97,8 +101,13 @@ class Recording:
         else:
             print(text, file=sys.stderr)
 
+    def _tell_trouble(self, text: str) -> None:
+        self.tell("\n".join(f"clew: {line}" for line in text.splitlines()))
+
     def finish(self, state: str, *, exit_code: int | None = None, error: BaseException | None = None) -> None:
         """Stop watching, close the run and say where it is; a fault here is told and goes no further."""
+        if os.getpid() != self._pid:
+            return
         if self._session is None or self._writer is None or self._info is None:
             self._finish_unstarted()
             return
@@ -149,7 +158,7 @@ class Recording:
         recorder = self.session.recorder
         sys.stderr.write(
             format_summary(
-                self.folder,
+                self._shown,
                 steps=recorder.step,
                 recorded_steps=recorder.schedule.recorded,
                 loss=recorder.last_loss,
