@@ -12,7 +12,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from clew.store import layout, tables
+from clew.store import layout, tail
+from clew.store.part import seal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,15 +56,15 @@ class Appender:
 
     def append(self, columns: Columns) -> None:
         """Append rows as one batch; when the disk refuses, OSError goes on and no piece of the batch stays."""
-        schema = tables.choose_schema(self.spec, columns, self._schema)
+        schema = tail.choose_schema(self.spec, columns, self._schema)
         if schema != self._schema:
             self.rotate()
             self._schema = schema
-        data = tables.encode_batch(schema, columns)
+        data = tail.encode_batch(schema, columns)
         if self._descriptor < 0:
             path = layout.tail_path(self.folder, self._generation)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-            self._write(tables.tail_header(schema))
+            self._write(tail.tail_header(schema))
         self._write(data)
         self._rows += len(columns["step"])
         self._batches += 1
@@ -100,10 +101,10 @@ class Appender:
     def _merge_tail(self) -> None:
         """Rewrite a tail of many small batches as one batch, in one step: a reader sees the old file or the new one."""
         path = layout.tail_path(self.folder, self._generation)
-        batches = tables.decode_tail(self.spec, path.read_bytes()).batches
+        batches = tail.decode_tail(self.spec, path.read_bytes()).batches
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            temporary.write_bytes(tables.merge_batches(batches))
+            temporary.write_bytes(tail.merge_batches(batches))
             descriptor = os.open(temporary, os.O_WRONLY | os.O_APPEND)
             temporary.replace(path)
         except OSError:
@@ -119,7 +120,7 @@ class Appender:
         with self._sealing:
             while self._waiting:
                 generation, _ = self._waiting[0]
-                tail = layout.tail_path(self.folder, generation)
-                self.sealed_bytes += tables.seal(self.spec, tail, layout.part_path(self.folder, generation))
-                tail.unlink()
+                path = layout.tail_path(self.folder, generation)
+                self.sealed_bytes += seal(self.spec, path, layout.part_path(self.folder, generation))
+                path.unlink()
                 self._waiting.popleft()

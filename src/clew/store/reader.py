@@ -11,7 +11,9 @@ import numpy as np
 
 from clew.model.record import Fault, RunInfo, Site
 from clew.store import layout, tables
+from clew.store import tail as tails
 from clew.store.manifest import Manifest, read_manifest, resolve_state
+from clew.store.part import Part, read_pairs
 from clew.store.rows import Rows
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class TableReader:
         self.spec = spec
         self.folder = rank_folder / spec.name
         self._problems = problems
-        self._parts: dict[int, tables.Part | None] = {}
+        self._parts: dict[int, Part | None] = {}
         self._tails: dict[int, _Tail] = {}
         self.refresh()
 
@@ -55,10 +57,10 @@ class TableReader:
             if generation not in self._parts:
                 self._parts[generation] = self._open_part(generation)
 
-    def _open_part(self, generation: int) -> tables.Part | None:
+    def _open_part(self, generation: int) -> Part | None:
         path = layout.part_path(self.folder, generation)
         try:
-            return tables.Part(self.spec, path)
+            return Part(self.spec, path)
         except tables.ReadError as error:
             self._note(path, error)
             return None
@@ -82,11 +84,11 @@ class TableReader:
         self._take(tail, data, path)
 
     def _take(self, tail: _Tail, data: bytes, path: Path) -> None:
-        content = tables.decode_tail(self.spec, tail.header + data)
+        content = tails.decode_tail(self.spec, tail.header + data)
         tail.batches += content.batches
-        tail.steps = np.union1d(tail.steps, tables.batch_steps(content.batches))
+        tail.steps = np.union1d(tail.steps, tails.batch_steps(content.batches))
         if self.spec is tables.STATS:
-            tail.pairs |= tables.batch_pairs(content.batches)
+            tail.pairs |= tails.batch_pairs(content.batches)
         tail.end += max(content.end - len(tail.header), 0)
         tail.header = tail.header or data[: content.start]
         if content.damage:
@@ -116,8 +118,8 @@ class TableReader:
     @property
     def pairs(self) -> set[tuple[int, int]]:
         """Which kinds were recorded at which sites, as numbers."""
-        listed = {part.recorded for part in self._parts.values() if part is not None}
-        found = [tables.read_pairs(recorded) for recorded in listed]
+        listed = {part.series for part in self._parts.values() if part is not None}
+        found = [read_pairs(series) for series in listed]
         return set().union(*found, *(tail.pairs for tail in self._tails.values()))
 
     def read(self, columns: Sequence[str], rows: Rows = Rows()) -> Columns:  # noqa: B008 - Rows is frozen
@@ -125,10 +127,10 @@ class TableReader:
         pieces = [self._read_part(generation, columns, rows) for generation in sorted(self._parts)]
         for generation in sorted(self._tails):
             batches = self._tails[generation].batches
-            pieces.append(tables.select_rows(self.spec, batches, columns, rows) if batches else None)
+            pieces.append(tails.select_rows(self.spec, batches, columns, rows) if batches else None)
         found = [piece for piece in pieces if piece is not None]
         if not found:
-            found = [tables.select_rows(self.spec, [], columns, rows)]
+            found = [tails.select_rows(self.spec, [], columns, rows)]
         return {name: _join([piece[name] for piece in found]) for name in columns}
 
     def _read_part(self, generation: int, columns: Sequence[str], rows: Rows) -> Columns | None:
