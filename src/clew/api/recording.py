@@ -13,10 +13,12 @@ from clew.capture import provenance
 from clew.errors import ClewError
 
 if TYPE_CHECKING:
+    from clew.api.doctor import LiveDoctor
     from clew.capture.settings import Settings
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.session import TorchSession
     from clew.model.record import RunInfo, StepRecord
+    from clew.store.notes import NoteFile
     from clew.store.writer import Writer
 
 
@@ -45,6 +47,7 @@ class Recording:
         self._info: RunInfo | None = None
         self._writer: Writer | None = None
         self._session: TorchSession | None = None
+        self._doctor: LiveDoctor | None = None
         self._status: Any = None
 
     @property
@@ -61,6 +64,7 @@ class Recording:
         from clew.api.explaining import explain_bad_steps
         from clew.api.progress import Progress
         from clew.capture.torch.session import TorchSession
+        from clew.model.sink import Tee
         from clew.store.notes import NoteFile
         from clew.store.writer import Writer
 
@@ -80,19 +84,30 @@ class Recording:
         self._writer = Writer(
             self.folder, self._info, quota_bytes=self.settings.quota_bytes, notice=self._tell_trouble
         )
+        notes = NoteFile(self._writer.rank_folder)
+        self._doctor = self._make_doctor(notes) if self.settings.doctor else None
         self._session = TorchSession(
             self.settings,
-            self._writer,
+            self._writer if self._doctor is None else Tee(self._writer, self._doctor),
             tell=self.tell,
             on_step=self._after_step,
             models=models,
             optimizers=optimizers,
-            annex=NoteFile(self._writer.rank_folder),
+            annex=self._doctor or notes,
         )
+        if self._doctor is not None:
+            self._doctor.guard = self._session.recorder.guard
         explain_bad_steps(
             self._session.recorder, self._writer.rank_folder, tell=self.tell if self._is_script else None
         )
         self._session.start()
+
+    def _make_doctor(self, notes: NoteFile) -> LiveDoctor:
+        from clew.api.doctor import LiveDoctor
+
+        assert self._writer is not None  # start() has made both
+        assert self._info is not None
+        return LiveDoctor(self._writer.rank_folder, info=self._info, tell=self.tell, notes=notes)
 
     def tell(self, text: str) -> None:
         """Say something to the person who trains, on standard error."""
@@ -113,6 +128,8 @@ class Recording:
             return
         try:
             self._session.finish()
+            if self._doctor is not None:
+                self._doctor.close(state, exit_code)
             self._info.notes = self._closing_notes(error)
             self._info.ended = provenance.now()
             self._writer.update_info(self._info)
@@ -154,8 +171,10 @@ class Recording:
             return
         from clew.render.summary import format_summary
         from clew.store.layout import folder_bytes
+        from clew.views.diagnosis_page import summarise
 
         recorder = self.session.recorder
+        diagnosis = self._doctor.diagnosis if self._doctor is not None else None
         sys.stderr.write(
             format_summary(
                 self._shown,
@@ -166,6 +185,7 @@ class Recording:
                 cost_share=self._progress.cost_share,
                 size_bytes=folder_bytes(self.folder),
                 faults=recorder.guard.total,
+                findings=summarise(diagnosis.findings) if diagnosis is not None else (),
             )
         )
 

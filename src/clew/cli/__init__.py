@@ -17,6 +17,8 @@ COMMANDS: Final = {
     "run": ("clew.cli.run", "run a training script and record it"),
     "ls": ("clew.cli.ls", "list the runs, newest first"),
     "show": ("clew.cli.show", "show one run, or the statistics of some of its sites"),
+    "doctor": ("clew.cli.doctor", "say what is wrong with a run, and what to change"),
+    "rules": ("clew.cli.rules", "list the rules of the doctor"),
     "why": ("clew.cli.why", "name the operation and the line that made the first NaN"),
     "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON or Parquet"),
     "rm": ("clew.cli.rm", "delete runs"),

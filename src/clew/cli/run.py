@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from clew.cli.parser import Parser
 
-_SWITCHES: Final = ("--no-status", "--no-histograms", "--no-hashes", "-h", "--help")
+_SWITCHES: Final = ("--no-status", "--no-histograms", "--no-hashes", "--no-doctor", "-h", "--help")
 """Options without a value; every other one takes the next word."""
 
 
@@ -27,10 +27,18 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (runs)")
     parser.add_argument("--name", metavar="NAME", help="name of the run")
     parser.add_argument("--quota", metavar="SIZE", help="how large the run may grow: 2GB, off")
+    parser.add_argument(
+        "--watch", metavar="EXPR", action="append", help="watchpoint: 'layers.*:grad l2>100', recommended"
+    )
+    parser.add_argument("--on-hit", metavar="ACTION", help="what a watchpoint that fires does: log, stop")
+    parser.add_argument(
+        "--on-nonfinite", metavar="POLICY", help="on NaN in loss or gradient: explain, stop, skip:N"
+    )
     for name, text in (
         ("status", "no live line on the terminal"),
         ("histograms", "do not record histograms"),
         ("hashes", "do not record hashes"),
+        ("doctor", "do not look for faults while the run goes on"),
     ):
         parser.add_argument(f"--no-{name}", dest=name, action="store_const", const=False, help=text)
 

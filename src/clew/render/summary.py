@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from clew.views.number import format_bytes, format_integer, format_number, format_share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -20,10 +21,12 @@ def format_summary(
     cost_share: float | None = None,
     size_bytes: int | None = None,
     faults: int = 0,
+    findings: Sequence[str] = (),
 ) -> str:
     """Return the summary of an ended run; each line starts with ``clew:`` to tell it from the script's.
 
-    ``worst_site`` is a site with what is wrong there, such as ``fc1 (NaN in grad at step 12)``, or empty.
+    ``worst_site`` is a site with what is wrong there, such as ``fc1 (NaN in grad at step 12)``, or empty; ``findings``
+    are lines about what the doctor found.
     """
     size = [format_bytes(size_bytes)] if size_bytes is not None else []
     lines = ["recorded " + ", ".join([str(path), *size])]
@@ -34,8 +37,9 @@ def format_summary(
     facts += [f"cost of clew {format_share(cost_share)}"] if cost_share is not None else []
     lines.append(", ".join(facts))
     lines += [f"worst site: {worst_site}"] if worst_site else []
+    lines += findings
     lines += [f"{_count(faults, 'fault')} inside clew itself; training was not touched"] if faults else []
-    lines.append(f"next: clew show {path.name}")
+    lines.append(f"next: clew {'doctor' if findings else 'show'} {path.name}")
     return "".join(f"clew: {line}\n" for line in lines)
 
 

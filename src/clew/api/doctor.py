@@ -1,0 +1,153 @@
+"""The doctor put to work: beside a recording while it goes on, and on a stored run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from clew.doctor.case import Case
+from clew.doctor.engine import Doctor, fold, is_checkpoint
+from clew.store.findings import append_findings, write_findings
+from clew.store.verdicts import read_verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from clew.capture.guard import Guard
+    from clew.doctor.rule import Rule
+    from clew.model.finding import Diagnosis, Finding
+    from clew.model.record import RunInfo, Site, StepRecord
+    from clew.model.sink import Annex
+    from clew.query import Run
+
+_SHARE: Final = 0.01
+"""Part of the run's time that looking may take; a look that would cost more waits until the run has paid for it."""
+
+_FREE_STEPS: Final = 20
+"""At the start looks are not put off: that is where faults of a loop show."""
+
+
+def diagnose(run: Run | str | Path) -> Diagnosis:
+    """Return what the doctor says about a run: findings with the cause first, what was checked, what was not.
+
+    ``run``: an open run, or its path or name.
+    """
+    from clew.api.read import open_run
+    from clew.doctor.stored import diagnose as diagnose_stored
+
+    return diagnose_stored(open_run(run) if isinstance(run, (str, Path)) else run)
+
+
+class LiveDoctor:
+    """A sink and an annex that feeds a case, lets the rules look now and then, and tells what is new, once."""
+
+    def __init__(
+        self, rank_folder: Path, *, info: RunInfo, tell: Callable[[str], None], notes: Annex
+    ) -> None:
+        self._folder = rank_folder
+        self._tell = tell
+        self._notes = notes
+        self.case = Case(rank=info.rank, info=info)
+        self.doctor = Doctor(on_fault=self._report_fault)
+        self.guard: Guard | None = None
+        self.diagnosis: Diagnosis | None = None
+        self._told: set[tuple[str, str]] = set()
+        self._is_off = False
+        self._is_due = False
+        self._was_alarmed = False
+        self._started = perf_counter()
+        self._looking = 0.0
+
+    # ---------------------------------------------------------------- what comes in
+
+    def add_sites(self, sites: Iterable[Site]) -> None:
+        """Take new sites."""
+        self.case.add_sites(sites)
+
+    def put(self, record: StepRecord) -> None:
+        """Take a step, and look when it is time; a fault in here ends the doctor, never the training."""
+        if self._is_off:
+            return
+        try:
+            self.case.add(record)
+            self._is_due = self._is_due or is_checkpoint(self.case.steps) or self._is_alarm(record)
+            if self._is_due and self._may_look():
+                self._look()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._switch_off(error)
+
+    def update_info(self, info: RunInfo) -> None:
+        """Take newer provenance."""
+        self.case.info = info
+
+    def close(self, state: str, exit_code: int | None = None) -> None:  # noqa: ARG002 - the sink's form
+        """Look a last time, tell what is new, and keep the findings in their final order."""
+        if self._is_off:
+            return
+        try:
+            self.case.ended = True
+            self.case.died = state == "died"
+            self._look()
+            self.diagnosis = self.doctor.diagnose()
+            if self.diagnosis.findings or self._told:
+                write_findings(self._folder, [each.to_json() for each in self.diagnosis.findings])
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._switch_off(error)
+
+    def add_note(self, step: int, kind: str, data: dict[str, Any]) -> None:
+        """Keep a note in the run and take it into the case."""
+        self._notes.add_note(step, kind, data)
+        if not self._is_off:
+            self.case.add_note({"step": step, "kind": kind, **data})
+
+    def add_media(self, step: int, name: str, data: bytes, suffix: str) -> None:
+        """Keep a file in the run."""
+        self._notes.add_media(step, name, data, suffix)
+
+    # ---------------------------------------------------------------- looking
+
+    def _is_alarm(self, record: StepRecord) -> bool:
+        """Return whether the first NaN or infinity of the run has come up: that is not left to wait."""
+        if self._was_alarmed:
+            return False
+        loss = next((scalar.value for scalar in record.scalars if scalar.name == "loss"), 0.0)
+        self._was_alarmed = bool(self.case.bad) or not math.isfinite(loss)
+        return self._was_alarmed
+
+    def _may_look(self) -> bool:
+        elapsed = perf_counter() - self._started
+        return self.case.steps <= _FREE_STEPS or self._looking <= _SHARE * elapsed
+
+    def _look(self) -> None:
+        started = perf_counter()
+        self._is_due = False
+        if self.case.bad or self._was_alarmed:
+            self.case.verdicts = read_verdicts(self._folder)
+        fresh = self.doctor.look(self.case)
+        self._looking += perf_counter() - started
+        if fresh:
+            self._publish(fresh)
+
+    def _publish(self, fresh: list[Finding]) -> None:
+        """Keep what is new; tell the causes, and of known causes not the consequences."""
+        append_findings(self._folder, [each.to_json() for each in fresh])
+        from clew.views.diagnosis_page import say_finding
+
+        for cause in fold(self.doctor.findings, self.doctor.rules):
+            key = (cause.id, cause.site)
+            if key not in self._told and cause.severity != "info":
+                self._told.add(key)
+                self._tell(say_finding(cause))
+
+    # ---------------------------------------------------------------- faults of our own
+
+    def _report_fault(self, rule: Rule, error: Exception) -> None:
+        if self.guard is not None:
+            self.guard.fault(error, f"rule {rule.id} {rule.name}", step=self.case.step)
+
+    def _switch_off(self, error: Exception) -> None:
+        self._is_off = True
+        if self.guard is not None:
+            self.guard.fault(error, "doctor", step=self.case.step)

@@ -1,0 +1,139 @@
+"""What the doctor says, as blocks: one callout for each cause, its numbers and consequences, what was not judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
+from clew.views.number import format_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from clew.model.finding import Diagnosis, Finding, NotChecked
+
+_CALLOUTS = {"info": "note", "warning": "warning", "error": "error"}
+
+
+def make_page(diagnosis: Diagnosis, *, name: str = "") -> Page:
+    """Return the page of a diagnosis."""
+    title = f"doctor: {name}" if name else "doctor"
+    blocks: list[Block] = [Heading(title, 1)]
+    if not diagnosis.findings:
+        blocks.append(Text(f"nothing found by {_count(len(diagnosis.checked), 'rule')}", tone="good"))
+    for finding in diagnosis.findings:
+        blocks += _tell_finding(finding)
+    if diagnosis.findings:
+        checked = len(diagnosis.checked)
+        blocks += [Text(""), Text(f"{_count(checked, 'rule')} looked at this run", tone="quiet")]
+    blocks += _tell_unchecked(diagnosis.not_checked)
+    return Page(title, tuple(blocks))
+
+
+def _tell_finding(finding: Finding) -> list[Block]:
+    rows = [("where", Cell(_where(finding)))]
+    rows += [("line", Cell(finding.source))] if finding.source else []
+    rows += [("evidence", Cell(say_evidence(finding.evidence)))] if finding.evidence else []
+    rows += [("change", Cell(finding.hint))] if finding.hint else []
+    for each in finding.explains:
+        rows.append(("explains", Cell(f"{each.id} {each.rule} ({_where(each)})", tone="quiet")))
+    head = f"{finding.id} {finding.rule}: {finding.title}"
+    return [Callout(_CALLOUTS[finding.severity], head), KeyValues(tuple(rows))]
+
+
+def _where(finding: Finding) -> str:
+    place = f"{finding.site}, " if finding.site else ""
+    rank = f", rank {finding.rank}" if finding.rank else ""
+    return f"{place}step {finding.step}{rank}"
+
+
+def say_evidence(evidence: dict[str, Any]) -> str:
+    """Return the numbers of a finding on one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in evidence.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return format_number(value)
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(map(_value, value[:6]))
+        return f"[{shown}{', …' if len(value) > 6 else ''}]"
+    return str(value)
+
+
+def _tell_unchecked(not_checked: Sequence[NotChecked]) -> list[Block]:
+    if not not_checked:
+        return []
+    reasons: dict[str, list[str]] = {}
+    for each in not_checked:
+        reasons.setdefault(each.why, []).append(each.id)
+    rows = tuple((Cell(why), Cell(" ".join(ids))) for why, ids in reasons.items())
+    columns = (Column("why", "not judged because", flexible=True), Column("ids", "rules", flexible=True))
+    return [Text(""), Table(columns, rows)]
+
+
+def say_finding(finding: Finding) -> str:
+    """Return a finding for the terminal of a running training: two or three lines."""
+    line = f" at {shorten_source(finding.source)}" if finding.source else ""
+    lines = [f"clew: {finding.severity} {finding.id} {finding.rule}: {finding.title}"]
+    evidence = f": {say_evidence(finding.evidence)}" if finding.evidence else ""
+    lines.append(f"        {_where(finding)}{line}{evidence}")
+    lines += [f"        change: {finding.hint}"] if finding.hint else []
+    return "\n".join(lines)
+
+
+def shorten_source(source: str) -> str:
+    """Return ``train.py:41`` for a long path."""
+    path, _, line = source.rpartition(":")
+    return f"{Path(path).name}:{line}" if path else source
+
+
+def summarise(findings: Iterable[Finding]) -> list[str]:
+    """Return the lines about findings that close a run: how many, and one line for each."""
+    listed = list(findings)
+    if not listed:
+        return []
+    counts = Counter(each.severity for each in listed)
+    totals = [_count(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
+    lines = [f"the doctor found {' and '.join(totals)}"] if totals else []
+    for each in listed:
+        if each.severity == "info":
+            continue
+        consequences = f" (explains {', '.join(one.id for one in each.explains)})" if each.explains else ""
+        lines.append(f"  {each.severity} {each.id} {each.rule}: {_where(each)}{consequences}")
+    return lines
+
+
+def make_rules_page(rules: Sequence[dict[str, Any]]) -> Page:
+    """Return the page of all rules: what each watches, from where on it speaks, and why healthy code is safe."""
+    columns = (
+        Column("id", "id"),
+        Column("rule", "rule"),
+        Column("severity", "severity", drop=3),
+        Column("title", "fault", flexible=True, drop=4),
+        Column("watches", "watches", flexible=True, drop=2),
+        Column("threshold", "speaks when", flexible=True),
+        Column("silent", "silent on healthy code because", flexible=True, drop=1),
+    )
+    tones = {"error": "bad", "warning": "warn"}
+    rows = tuple(
+        tuple(
+            Cell(
+                rule[column.key],
+                tone=tones.get(rule["severity"], "plain") if column.key == "severity" else "plain",
+            )
+            for column in columns
+        )
+        for rule in rules
+    )
+    return Page("rules", (Heading("rules of the doctor", 1), Table(columns, rows)))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
