@@ -99,6 +99,14 @@ def test_a_factory_may_bring_its_inputs_and_a_model_may_be_ready(script, capsys)
     assert run(capsys, f"{script}:ready", "--input", "2,3")[0] == 0
 
 
+def test_a_script_called_like_a_loaded_module(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "json.py").write_text("from torch import nn\nmodel = nn.ReLU()\n")
+    assert run(capsys, f"{tmp_path / 'json.py'}:model", "--input", "2,3")[0] == 0
+    assert sys.modules["json"] is json
+    del sys.modules["clew_script_json"]
+
+
 def test_writes_a_file(script, capsys, tmp_path):
     code, out, _ = run(capsys, f"{script}:ready", "--input", "2,3", "--to", str(tmp_path / "net.csv"))
     assert (code, out) == (0, "")

@@ -157,14 +157,17 @@ def _import_file(path: Path) -> ModuleType:
         )
     # The script's neighbours are importable, as when it is run itself; its main part does not run.
     sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A script may be called like a module that is loaded already, which must keep its name.
+    name = path.stem if path.stem not in sys.modules else f"clew_script_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"'{path}' is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[name]
         raise _import_failed(str(path), error) from error
     return module
 
