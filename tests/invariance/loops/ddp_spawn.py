@@ -5,7 +5,7 @@ sites: 0 2 0.weight
 kinds: output grad_output param grad update
 scalars: loss
 process: own
-ranks: 2
+gap: processes that the script itself spawns are not recorded
 """
 
 import os

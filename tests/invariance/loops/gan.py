@@ -1,7 +1,7 @@
 """Two networks and two optimizers that take turns; the fake batch is detached for one of them.
 
 steps: 8
-sites: gen.0 gen.2 disc.0 disc.2 gen.0.weight disc.2.bias
+sites: gen.0 gen.2 disc.0 disc.2 gen.0.weight disc.3.bias
 kinds: output grad_output param grad update
 scalars: loss lr
 watch: yes
