@@ -38,6 +38,14 @@ def give_back(folder: Path) -> None:
         folder.rmdir()
 
 
+def close_meeting(folder: Path) -> None:
+    """Take rank 0's announcement of a run away, now that the run is over."""
+    meeting = _meeting_point(folder.parent)
+    if meeting is not None and read_rank() == 0:
+        with contextlib.suppress(OSError):
+            meeting.unlink(missing_ok=True)
+
+
 def _meeting_point(root: Path) -> Path | None:
     """Return the file that names the run of this launch, known to all its ranks from the environment."""
     if int(os.environ.get("WORLD_SIZE") or 1) <= 1 or "RANK" not in os.environ:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clew.api.folder import choose_folder, give_back
+from clew.api.folder import choose_folder, close_meeting, give_back
 from clew.capture import provenance
 from clew.errors import ClewError
 
@@ -123,6 +123,7 @@ class Recording:
         """Stop watching, close the run and say where it is; a fault here is told and goes no further."""
         if os.getpid() != self._pid:
             return
+        close_meeting(self.folder)
         if self._session is None or self._writer is None or self._info is None:
             self._finish_unstarted()
             return
