@@ -5,25 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from clew.compare.name import unwrap
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WRAPPERS: Final = ("_orig_mod", "module", "base_model", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Parts of a path that compile, DDP, PEFT, FSDP and activation checkpointing put around the user's modules."""
-
 _MAX_GROUPS: Final = 60
 _SEPARATOR: Final = re.compile(r"[./]")
-
-
-def unwrap(name: str) -> str:
-    """Return the name without the parts that wrappers add, in the optimizer's names too."""
-    parts = re.split(r"([./])", name)
-    kept: list[str] = []
-    for index in range(0, len(parts), 2):
-        is_last = index == len(parts) - 1
-        if parts[index] not in WRAPPERS or is_last:
-            kept += parts[index : index + 2]
-    return "".join(kept)
 
 
 def match_names(a: Sequence[str], b: Sequence[str]) -> tuple[dict[str, str], list[str]]:
