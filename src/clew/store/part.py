@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from clew.store.tables import Columns, TableSpec
 
-ROW_GROUP: Final = 65_536
+ROW_GROUP: Final = 32_768
 MOST_RANGES: Final = 64
 """With more stretches of wanted rows than these, reading everything and choosing is quicker."""
 

@@ -307,10 +307,13 @@ class Writer:
                 "the disk is full" if error.errno in _FULL else f"the run folder cannot be written ({error})"
             )
             self._stop(f"{reason}: nothing more is recorded; what was written stays readable")
-        except Exception:  # noqa: BLE001 - a fault of clew must never reach the training
-            self._stop(f"clew failed to write the record: {traceback.format_exc(limit=-3)}")
+        except Exception as error:  # noqa: BLE001 - a fault of clew must never reach the training
+            what = (
+                f"clew failed to write the record ({type(error).__name__}: {error}): nothing more is recorded"
+            )
+            self._stop(what, traceback.format_exc())
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, trace: str = "") -> None:
         with self._gate:
             if self.stopped:
                 return
@@ -319,10 +322,10 @@ class Writer:
             self._gate.notify_all()
         with contextlib.suppress(OSError):
             (self.rank_folder / layout.RESERVE).unlink(missing_ok=True)
-        self._tell(reason)
+        self._tell(reason, trace)
 
-    def _tell(self, reason: str) -> None:
-        fault = Fault(step=self._summary.last_step, where="store", error=reason)
+    def _tell(self, reason: str, trace: str = "") -> None:
+        fault = Fault(self._summary.last_step, "store", reason, trace)
         with contextlib.suppress(OSError):
             self._write_faults([fault])
         if self._notice is not None:
