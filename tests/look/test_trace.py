@@ -324,6 +324,26 @@ def test_modules_the_model_does_not_own_are_named_and_told():
     assert "parameters that took no part in this pass: never.weight, never.bias" in graph.notes
 
 
+def test_lazy_modules_take_their_shape_and_say_so():
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    graph = clew.trace(model, torch.randn(3, 6))
+    assert kinds(graph) == ["linear", "batch_norm"]
+    assert graph.parameters == 6 * 4 + 4 + 8
+    assert "lazy parameters took their shape from this input and keep it: 0.weight" in graph.notes[-1]
+
+
+def test_a_loss_module_without_parameters_is_no_cause_for_a_remark():
+    class Trains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return nn.MSELoss()(self.fc(x), x)
+
+    assert clew.trace(Trains(), torch.ones(1, 2)).notes == ()
+
+
 def test_wrapped_compiled_partial_and_methods():
     model = Net()
     x = torch.randn(2, 4)
@@ -353,7 +373,7 @@ def test_hugging_face_model_with_the_librarys_lines():
     assert graph.tensor("lm_head.weight").name == "transformer.wte.weight"
     assert graph.parameters == sum(parameter.numel() for parameter in model.parameters())
     attention = graph.find("transformer.h.0.attn.c_attn.*", op="addmm")[0]
-    assert "modeling_gpt2.py" in attention.source or "pytorch_utils.py" in attention.source
+    assert attention.source.startswith("transformers/")
     assert {graph.tensors[number].name for number in graph.inputs} == {"input_ids", "labels"}
 
 

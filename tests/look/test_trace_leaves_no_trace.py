@@ -175,3 +175,26 @@ def test_a_parameter_the_forward_changes_is_told():
 
     graph = clew.trace(Drifts(), torch.ones(2))
     assert "the forward pass changed parameters, and they stay changed: scale" in graph.notes
+
+
+def test_a_recording_does_not_take_a_look_for_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = nn.Sequential(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(3, 4)
+    with clew.watch(model, optimizer, every=1):
+        for _ in range(2):
+            clew.trace(model, x, backward=True)
+            clew.fetch(
+                model,
+                x,
+                "0.weight@after",
+                loss=torch.sum,
+                optimizer=torch.optim.SGD(model.parameters(), lr=1),
+            )
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    (run,) = clew.list_runs()
+    assert run.steps == 2
+    monkeypatch.undo()

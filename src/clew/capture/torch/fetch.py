@@ -12,7 +12,7 @@ from clew.capture.torch.fetch_catch import Catcher, Wish
 from clew.capture.torch.fetch_step import kept_step, take_step
 from clew.capture.torch.trace import Pass
 from clew.capture.torch.trace_loss import find_loss, leaf_gradients
-from clew.capture.torch.trace_restore import eager, kept_gradients, unchanged
+from clew.capture.torch.trace_restore import eager, kept_gradients, unchanged, unrecorded
 from clew.capture.torch.trace_subject import resolve_subject
 from clew.errors import UsageError, suggest
 
@@ -88,6 +88,7 @@ class _Fetcher:
             stack.callback(self.catcher.close)
             stack.enter_context(eager())
             if not self.options.keep_step:
+                stack.enter_context(unrecorded())
                 stack.enter_context(unchanged(list(self.forward.recorder.names.modules.values())))
             if self.needs_grads:
                 stack.enter_context(torch.enable_grad())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.patches import Patches
@@ -18,7 +19,7 @@ from clew.capture.torch.trace_loss import choose_loss, leaf_gradients
 from clew.capture.torch.trace_measure import Measurer
 from clew.capture.torch.trace_names import ModelNames
 from clew.capture.torch.trace_recorder import OperationRecorder, Watcher
-from clew.capture.torch.trace_restore import eager, unchanged, version_of, without_collector
+from clew.capture.torch.trace_restore import eager, unchanged, unrecorded, version_of, without_collector
 from clew.capture.torch.trace_subject import Subject, resolve_subject
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ class Pass:
         self.subject = subject
         self.recorder = OperationRecorder(ModelNames(subject.root), watcher)
         self.notes: list[str] = []
+        parameters = [each for each in self.recorder.names.tensors.values() if each.role == "param"]
+        self._lazy = [each.names[0] for each in parameters if is_lazy(each.tensor)]
         self._versions = [
             (each.names[0], each.tensor, version_of(each.tensor))
-            for each in self.recorder.names.tensors.values()
-            if each.role == "param"
+            for each in parameters
+            if not is_lazy(each.tensor)
         ]
         self.inputs = [
             self.recorder.add_fixed(tensor, "input", name) for name, tensor in subject.input_leaves()
@@ -80,10 +83,15 @@ class Pass:
         ]
 
     def _changes(self) -> list[str]:
+        remarks = []
         changed = [name for name, tensor, version in self._versions if version_of(tensor) != version]
-        if not changed:
-            return []
-        return [f"the forward pass changed parameters, and they stay changed: {_listed(changed)}"]
+        if changed:
+            remarks.append(f"the forward pass changed parameters, and they stay changed: {_listed(changed)}")
+        if self._lazy:
+            remarks.append(
+                f"lazy parameters took their shape from this input and keep it: {_listed(self._lazy)}"
+            )
+        return remarks
 
 
 def trace_any(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TraceOptions) -> Graph:
@@ -99,7 +107,7 @@ def trace_any(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options
 
 def trace_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TraceOptions) -> Graph:
     """Run a model once on its inputs and return its graph."""
-    with without_collector():
+    with without_collector(), unrecorded():
         return _trace(model, args, kwargs, options)
 
 
@@ -144,7 +152,8 @@ def _run_backward(run: Pass, output: Any, options: TraceOptions, measurer: Measu
 
 
 def _remark_strangers(run: Pass) -> list[str]:
-    strangers = run.recorder.names.strangers
+    names = run.recorder.names
+    strangers = [path for path in names.strangers if next(names.modules[path].parameters(), None) is not None]
     if run.subject.root is None or not strangers:
         return []
     return [

@@ -92,8 +92,9 @@ class SourceNames:
         """Return file and line, the file relative to the working directory, and the text of the line."""
         found = self._known.get(source)
         if found is None and source is not None:
-            place = f"{source[0].removeprefix(self._home)}:{source[1]}"
-            found = self._known[source] = (place, linecache.getline(*source).strip())
+            # A library is known by its own name, wherever it is installed.
+            file = source[0].rpartition("site-packages/")[2].removeprefix(self._home)
+            found = self._known[source] = (f"{file}:{source[1]}", linecache.getline(*source).strip())
         return found or ("", "")
 
     def place(self, source: tuple[str, int] | None) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 import clew
@@ -379,6 +380,9 @@ class OperationRecorder(TorchFunctionMode):
             before = len(operations)
             stack.append((path, call))
             try:
+                if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+                    # What gives a lazy module its parameters is no part of the network.
+                    self._quietly(module._infer_parameters, module, args, kwargs)
                 output = original(module, *args, **kwargs)
                 if len(operations) == before:
                     self._quietly(self._add_opaque, type(module).__name__, (args, kwargs), output)

@@ -12,6 +12,8 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from clew.capture import current
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -59,6 +61,20 @@ class _KeptModule:
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was written to, -1 for one of inference mode, which does not count."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Keep a recording that is going on from taking this look at the model for a part of the training."""
+    recorder = getattr(current.active(), "recorder", None)
+    if recorder is None or recorder.asleep:
+        yield
+        return
+    recorder.asleep = True
+    try:
+        yield
+    finally:
+        recorder.asleep = False
 
 
 def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> None:

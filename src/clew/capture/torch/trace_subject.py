@@ -45,7 +45,7 @@ def resolve_subject(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     elif callable(model):
         owner = getattr(model, "__self__", None)
         root = owner if isinstance(owner, torch.nn.Module) else None
-        name = getattr(model, "__qualname__", type(model).__name__)
+        name = getattr(model, "__qualname__", type(model).__name__).rpartition("<locals>.")[2]
     else:
         raise UsageError(
             f"cannot trace a {type(model).__name__}",
