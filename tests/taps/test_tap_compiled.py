@@ -234,12 +234,42 @@ def test_a_model_compiled_before_the_hooks_runs_uncompiled_and_says_so(capsys):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_what_compiled_hooks_cannot_do_is_said(capsys):
-    net = torch.nn.Linear(2, 2)
-    run = compiled(net)
-    with clew.on("*", lambda g: None, phase="backward", model=run):
+def test_gradients_are_seen_inside_compiled_code():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    run, seen = compiled(net), []
+    with clew.on("*", lambda g, site: seen.append((site, tuple(g.shape))), phase="backward", model=run):
         run(torch.ones(1, 2)).sum().backward()
-    assert "gradients inside compiled code are not seen" in capsys.readouterr().err
+    assert sorted(seen) == [("(Sequential)", (1, 1)), ("0", (1, 2)), ("1", (1, 2)), ("2", (1, 1))]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    table = {"1@grad": ("in_range", 0, 0)}
+    with pytest.raises(clew.CheckError, match=r"^1@grad must be in"), clew.checks(run, table):
+        run(torch.ones(1, 2)).sum().backward()
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own doing
+def test_checks_in_a_backward_of_the_users_own():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return clew.check.finite(x, "x") * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return clew.check.less(gradient, 1, "gradient") * 2
+
+    with pytest.raises(clew.CheckError, match="gradient must be less than 1"):
+        compiled(lambda x: Double.apply(x * 1))(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+def test_regions_that_would_lose_a_tap_leave_it_out_and_say_so(capsys):
+    def choose(x):
+        return torch.cond(x.sum() > 0, lambda x: clew.check.finite(x / 0), lambda x: x * 1, (x,))
+
+    x = torch.ones(2, requires_grad=True)
+    compiled(choose)(x).sum().backward()
+    assert "taps inside torch.cond are left out of compiled code" in capsys.readouterr().err
 
 
 def test_on_without_a_model_sees_no_compiled_code_and_says_so(capsys):

@@ -122,6 +122,25 @@ def test_modes_see_no_operation_of_ours(tmp_path):
     assert not [func for func in seen if getattr(func, "__name__", "") not in ("__get__", "detach")]
 
 
+def test_a_traced_model_has_no_operation_of_ours(tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self, tapped):
+            super().__init__()
+            self.fc = torch.nn.Linear(2, 2)
+            self.tapped = tapped
+
+        def forward(self, x):
+            x = self.fc(x)
+            return (tap_all(x, tmp_path) if self.tapped else x).relu()
+
+    plain, tapped = (clew.trace(Net(each), torch.ones(1, 2)) for each in (False, True))
+    assert (
+        [each.op for each in tapped.operations]
+        == [each.op for each in plain.operations]
+        == ["linear", "relu"]
+    )
+
+
 def test_inside_vmap_and_grad(tmp_path):
     x = torch.rand(3, 2)
 

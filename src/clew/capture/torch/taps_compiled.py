@@ -91,6 +91,13 @@ def _write(order: dict[str, Any]) -> str:
             "(torch.compiler.set_stance('force_eager') brings them back)",
         )
         return ""
+    region = _name_silent_region()
+    if region:
+        tell_once(
+            region,
+            f"clew: taps inside {region} are left out of compiled code: torch would drop or break them",
+        )
+        return ""
     place, instruction = _find_traced_place()
     return json.dumps({**order, "place": [place.file, place.line, place.site], "instruction": instruction})
 
@@ -122,6 +129,26 @@ def is_left_out(x: Any) -> bool:
         "trace", "clew: taps (clew.print, clew.check, clew.tap) are left out of torch.jit and torch.fx graphs"
     )
     return True
+
+
+_KEEPING: Final = frozenset({"None", "tag_activation_checkpoint", "autograd.Function"})
+"""Regions of a graph, by the operation that runs them, in which torch keeps operators without output."""
+
+
+def _name_silent_region() -> str:
+    """Return the name of the region being traced if torch loses taps in it, such as ``torch.cond``."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        tracer = InstructionTranslator.current_tx().output.current_tracer
+        while tracer is not None:
+            target = str(tracer.source_target)
+            if target not in _KEEPING:
+                return str(tracer.description or target)
+            tracer = tracer.parent
+    except Exception:  # noqa: BLE001 - internals of torch: as if there were no region
+        return ""
+    return ""
 
 
 def _find_traced_place() -> tuple[Place, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import sys
 import threading
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 Function = Callable[[torch.Tensor, str], Any]
 """What is run on a tensor and the name of its site; a tensor that it returns takes its place."""
+
+_COMPILES_GRADIENT_TAPS: Final = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+"""Earlier compilers break on an operator without output in the backward graph."""
 
 PHASES: Final = ("forward", "backward")
 
@@ -104,11 +108,19 @@ class OutputHook(TapHook):
         """Visit an output, or put the visit into the graph that is being traced."""
         if not is_compiling():
             return visit_output(self.owner, output, self.site, self.function, self.phase)
-        if self.phase == "backward":
-            _tell_no_gradients()
-        for path, leaf in walk(output) if self.phase == "forward" else ():
-            emit([leaf], {"tap": "hook", "hook": self.key, "site": f"{self.site}{path}"})
+        for path, leaf in walk(output):
+            order = {"tap": "hook", "hook": self.key, "site": f"{self.site}{path}"}
+            if self.phase == "forward":
+                emit([leaf], order)
+            elif leaf.requires_grad and _COMPILES_GRADIENT_TAPS:
+                leaf.register_hook(functools.partial(_emit_gradient, order))  # type: ignore[no-untyped-call]
+            elif leaf.requires_grad:
+                _tell_no_gradients()
         return None
+
+
+def _emit_gradient(order: dict[str, Any], gradient: torch.Tensor) -> None:
+    emit([gradient], order)
 
 
 @runs("hook")
@@ -170,9 +182,7 @@ def watch_gradient(owner: Attachment, tensor: torch.Tensor, site: str, function:
 
 @fold
 def _tell_no_gradients() -> None:
-    tell_once(
-        "grad", "clew: gradients inside compiled code are not seen; compile after the hooks are removed"
-    )
+    tell_once("grad", "clew: this torch cannot look at gradients inside compiled code; 2.13 and later can")
 
 
 def put_leaves(value: Any, replaced: Mapping[str, torch.Tensor], path: str = "") -> Any:
