@@ -222,6 +222,7 @@ def test_the_first_row_of_any_kind(sick):
         if np.abs(make_tensor(step, site, "output")).max() > 2.5
     )
     assert (row["step"], row["site"]) == exact
+    assert sick.first(lambda table: table["abs_max"] > 2.5, kind="output", columns=["abs_max"]) == row
     assert sick.first(lambda table: table["l2"] > 1e9) is None
 
 

@@ -82,18 +82,28 @@ def fill(folder, **settings):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 600 kB; needs the right to mount."""
+def small_disk(tmp_path, request):
+    """A file system of some kilobytes; needs the right to mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=600k") != 0:
+    size = b"size=%dk" % request.param
+    if sys.platform != "linux" or libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, size) != 0:
         pytest.skip("no right to mount a small file system")
     yield folder
     libc.umount2(bytes(folder), 2)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
+@pytest.mark.parametrize("small_disk", [32], indirect=True)
+def test_a_disk_that_is_full_from_the_start_is_refused_in_words(small_disk):
+    with pytest.raises(StoreFull) as caught:
+        Writer(small_disk / "run", RunInfo("run"))
+    assert caught.value.what == "the run cannot be recorded: No space left on device"
+    assert caught.value.where == str(small_disk / "run")
+    assert caught.value.next_step == "make room on that disk, or choose another one with --out"
+
+
+@pytest.mark.parametrize("small_disk", [600], indirect=True)
 def test_a_full_disk_stops_recording_with_one_notice(small_disk):
     said = fill(small_disk / "run")
     assert len(said) == 1

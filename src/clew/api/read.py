@@ -90,9 +90,9 @@ def list_runs(root: str | os.PathLike[str] = "runs") -> list[RunSummary]:
 
 
 def _summarise(folder: Path) -> RunSummary:
-    manifest, problem = _read_quietly(folder)
-    ranks = layout.list_ranks(folder)
-    summary = read_summary(folder, ranks[0] if ranks else 0)
+    ranks = layout.list_ranks(folder) or [0]
+    manifest, problem = _read_quietly(folder, ranks[0])
+    summary = read_summary(folder, ranks[0])
     info = manifest.info
     return RunSummary(
         name=folder.name,
@@ -105,21 +105,21 @@ def _summarise(folder: Path) -> RunSummary:
         started=info.started,
         ended=info.ended,
         command=tuple(info.command),
-        ranks=max(len(ranks), 1),
+        ranks=len(ranks),
         exit_code=info.exit_code,
         problem=problem or manifest.stopped,
     )
 
 
-def _read_quietly(folder: Path) -> tuple[Manifest, str]:
+def _read_quietly(folder: Path, rank: int = 0) -> tuple[Manifest, str]:
     """Read the manifest; a list of runs must not fail because one of them is damaged or too new."""
     from clew.errors import RunTooNew
     from clew.model.record import RunInfo
 
     try:
-        return read_manifest(folder, 0), ""
+        return read_manifest(folder, rank), ""
     except RunTooNew as error:
         problem = error.what
     except (OSError, ValueError, TypeError) as error:
         problem = f"{layout.MANIFEST} cannot be read: {error}"
-    return Manifest(RunInfo(folder.name, state="died")), problem
+    return Manifest(RunInfo(folder.name, state="died", rank=rank)), problem

@@ -84,6 +84,7 @@ class Writer:
     # --- opening ---
 
     def _open(self, part_rows: int) -> None:
+        self._lock = -1
         try:
             self.rank_folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_folder()
@@ -96,6 +97,8 @@ class Writer:
             self._manifest = Manifest(self._info, process=describe_process(self.folder, self._info.rank))
             write_manifest(self.folder, self._manifest)
         except OSError as error:
+            if self._lock >= 0:
+                os.close(self._lock)
             raise layout.unwritable(self.folder, error) from error
 
     def _take_folder(self) -> int:
