@@ -113,5 +113,6 @@ def _connect(
             draft.ins[tensor] = None
             draft.entering[tensor, b.position] = None
             b = places[b.parent]
-    if a.position != b.position:
+    # Operations stand in forward order, so an edge leads on; one that does not is no data flow.
+    if a.position < b.position:
         drafts[a.parent].inner.setdefault((a.position, b.position), {})[tensor] = None
