@@ -46,11 +46,18 @@ class RunTooNew(ClewError):
     """A run was written by a newer format than this clew reads."""
 
 
-class CheckpointBroken(ClewError):
+class CheckpointError(ClewError):
+    """Something about a checkpoint; names from inside the file are made fit for a terminal."""
+
+    def __init__(self, what: str, *, where: str = "", next_step: str = "") -> None:
+        super().__init__(_printable(what), where=_printable(where), next_step=_printable(next_step))
+
+
+class CheckpointBroken(CheckpointError):
     """A checkpoint is missing, damaged, or not of a format that clew reads."""
 
 
-class CheckpointUntrusted(ClewError):
+class CheckpointUntrusted(CheckpointError):
     """A checkpoint that can only be read by running code it carries."""
 
 
@@ -88,6 +95,11 @@ class CheckWarning(UserWarning):
 
 class TraceFailed(ClewError):
     """A model raised while clew looked at it; the model's own exception is the cause."""
+
+
+def _printable(text: str) -> str:
+    """Return the text without escape sequences, which a hostile file could use to rewrite the screen."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def suggest(wrong: str, right: Iterable[str]) -> str:

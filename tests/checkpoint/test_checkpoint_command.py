@@ -9,6 +9,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -410,6 +411,16 @@ def test_trust_reads_what_was_refused(tmp_path, capsys):
     assert (tensor.name, tensor.load().tolist()) == ("w", [1.0, 1.0])
     with pytest.raises(CheckpointUntrusted):
         open_checkpoint(tmp_path / "d.npy")
+
+
+def test_a_torchscript_program_needs_trust(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "a.pt")
+    with pytest.raises(CheckpointUntrusted, match="TorchScript program"):
+        open_checkpoint(tmp_path / "a.pt")
+    names = [tensor.name for tensor in open_checkpoint(tmp_path / "a.pt", trust=True).tensors]
+    assert sorted(names) == ["bias", "weight"]
 
 
 def test_trust_of_a_file_that_needs_code_which_is_not_there(tmp_path):

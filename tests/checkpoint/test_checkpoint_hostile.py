@@ -21,6 +21,7 @@ import torch
 import torch._dynamo
 import torch.distributed.checkpoint as dcp
 
+from clew.cli import main
 from clew.errors import CheckpointBroken, CheckpointUntrusted, ClewError
 from clew.store import checkpoint_tree
 from clew.store.checkpoint import read_checkpoint
@@ -81,6 +82,16 @@ def test_a_call_in_the_pickle_is_refused_by_name_and_not_made(tmp_path, function
     assert "--trust" in caught.value.next_step
     assert caught.value.where == str(path)
     assert witness.exists()
+
+
+def test_names_in_a_file_cannot_write_on_the_terminal(tmp_path, capsys):
+    program = b"\x80\x02cos\x1b[2J\nsystem\n."
+    with pytest.raises(CheckpointUntrusted) as caught:
+        read_checkpoint(write_archive(tmp_path / "a.pt", program))
+    assert "'os?[2J.system'" in str(caught.value)
+    torch.save({"x\x1b[2J": torch.ones(2)}, tmp_path / "b.pt")
+    assert main(["ckpt", "show", str(tmp_path / "b.pt")]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_whole_module_is_refused_with_its_class(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,10 @@ def _load_trusted(path: Path) -> Checkpoint:
             "unpickling a checkpoint needs torch", where=str(path), next_step="pip install 'clew[torch]'"
         ) from None
     try:
-        tree = torch.load(path, map_location="cpu", weights_only=False)
+        with warnings.catch_warnings():
+            # torch.load warns that it hands TorchScript on to torch.jit.load: that is what is wanted.
+            warnings.simplefilter("ignore")
+            tree = torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise CheckpointUntrusted(
             f"torch cannot unpickle it: {type(error).__name__}: {str(error)[:200]}",

@@ -189,11 +189,15 @@ def _descending(value: float) -> float:
 
 def total_groups(summaries: Sequence[TensorSummary], depth: int | None = None) -> list[Group]:
     """Return totals of the groups by the first ``depth`` parts of the names; None chooses a depth that tells."""
-    depth = group_depth([each.name for each in summaries]) if depth is None else depth
+    depth = _choose_depth(summaries) if depth is None else depth
     members: dict[str, list[TensorSummary]] = defaultdict(list)
     for each in summaries:
-        members[group_of(each.name, depth)].append(each)
+        members[group_of(each.name, depth, section=each.section)].append(each)
     return [_total(name, group) for name, group in members.items()]
+
+
+def _choose_depth(tensors: Sequence[TensorSummary] | Sequence[StoredTensor]) -> int:
+    return group_depth([each.name for each in tensors if each.section != "optimizer"])
 
 
 def _total(name: str, members: Sequence[TensorSummary]) -> Group:
@@ -293,10 +297,10 @@ def _judge(x: StoredTensor, y: StoredTensor, parts: list[metric.Sums] | None) ->
 
 
 def _total_changes(compared: Sequence[Compared], depth: int | None) -> list[GroupChange]:
-    depth = group_depth([each.tensor.name for each in compared]) if depth is None else depth
+    depth = _choose_depth([each.tensor for each in compared]) if depth is None else depth
     members: dict[str, list[Compared]] = defaultdict(list)
     for each in compared:
-        members[group_of(each.tensor.name, depth)].append(each)
+        members[group_of(each.tensor.name, depth, section=each.tensor.section)].append(each)
     return [_total_change(name, group) for name, group in members.items()]
 
 

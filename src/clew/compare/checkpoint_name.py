@@ -42,8 +42,13 @@ def _by_unwrapped(names: Iterable[str]) -> dict[str, str]:
     return {key: name for key, name in table.items() if key not in doubtful}
 
 
-def group_of(name: str, depth: int) -> str:
-    """Return the first ``depth`` parts of a name, never all of it: the last part is the tensor's own."""
+def group_of(name: str, depth: int, *, section: str = "model") -> str:
+    """Return the first ``depth`` parts of a name, never all of it: the last part is the tensor's own.
+
+    The state of an optimizer is one group.
+    """
+    if section == "optimizer":
+        return name.partition("/")[0]
     parts = _SEPARATOR.split(name)
     return ".".join(parts[: min(depth, max(len(parts) - 1, 1))])
 

@@ -54,6 +54,10 @@ def read_archive(path: Path, *, start: int = 0, length: int | None = None) -> An
     if main is None:
         raise CheckpointBroken("a zip archive without data.pkl: not written by torch.save", where=str(path))
     root = main.removesuffix("data.pkl")
+    if f"{root}constants.pkl" in entries:
+        raise CheckpointUntrusted(
+            "it is a TorchScript program, not a state dict", where=str(path), next_step=TRUST_STEP
+        )
     for entry in entries.values():
         if entry.is_deflated:
             raise CheckpointBroken(
