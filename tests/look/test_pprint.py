@@ -201,6 +201,14 @@ def test_html_and_notebook_are_escaped_and_self_contained(model, x, tmp_path):
     assert "<script" not in type(odd)("<script>", odd.operations, odd.tensors)._repr_html_()
 
 
+def test_a_notebook_shows_a_large_graph_by_modules():
+    model = nn.Sequential(*(nn.Sequential(*(nn.ReLU() for _ in range(40))) for _ in range(10)))
+    graph = clew.trace(model, torch.ones(1))
+    fragment = graph._repr_html_()
+    assert fragment.count("<tr>") < 50
+    assert "Sequential" in fragment
+
+
 def test_a_graph_in_place_of_a_model(model, x, capsys):
     graph = clew.trace(model, x)
     clew.pprint(graph, depth=1)

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # replaces torch.manual_seed when it is first loaded
@@ -139,6 +140,18 @@ def test_functions_methods_operators_indexing_and_in_place():
     )
     assert graph.operations[5].args == {"idx": ":2"}
     assert graph.name.endswith("function")
+
+
+def test_arguments_are_plain_values():
+    def function(x):
+        y = (x * np.float64(0.5)).to(torch.float64, memory_format=torch.contiguous_format)
+        return torch.where(x[..., 1:, None] > 0, y.sum(), torch.full((), -1.0)).clamp(min=np.int64(0))
+
+    arguments = [operation.args for operation in clew.trace(function, torch.ones(2, 3))]
+    assert arguments == [
+        {"other": 0.5}, {"dtype": "float64", "memory_format": "contiguous_format"}, {"idx": ("...", "1:", None)},
+        {"other": 0}, {}, {}, {"min": 0},
+    ]  # fmt: skip
 
 
 def test_shared_repeated_and_directly_called_modules():

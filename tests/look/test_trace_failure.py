@@ -103,3 +103,30 @@ def test_an_error_the_model_handles_is_not_told():
                 return x * 2
 
     assert [operation.op for operation in clew.trace(Tries(), torch.randn(2))] == ["mul"]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model, x: clew.trace(model, x, backward=True),
+        lambda model, x: clew.fetch(model, x, "fc.weight@grad", loss=torch.sum),
+    ],
+)
+def test_a_value_overwritten_before_the_backward_pass(look):
+    class Overwrites(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x):
+            y = self.fc(x).sigmoid()
+            z = y * y
+            y.add_(1)
+            return z
+
+    with pytest.raises(TraceFailed) as caught:
+        look(Overwrites(), torch.ones(1, 2))
+    assert "the backward pass of 'Overwrites' raised RuntimeError: one of the variables" in caught.value.what
+    assert "add_ in 'Overwrites' " in caught.value.where
+    assert "test_trace_failure.py:" in caught.value.where
+    assert "do it out of place" in caught.value.next_step

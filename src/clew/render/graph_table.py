@@ -13,12 +13,14 @@ from clew.errors import UsageError, suggest
 from clew.render import html, json
 from clew.render.terminal import Screen, lower
 from clew.views.graph_records import to_lines, to_records
-from clew.views.graph_table import WIDE, make_page
+from clew.views.graph_table import WIDE, make_page, make_rows
 
 if TYPE_CHECKING:
     from clew.model.graph import Graph
 
 FORMS: Final = ("json", "csv", "html")
+_READABLE: Final = 300
+"""Rows that somebody scrolls through."""
 
 
 def show(
@@ -49,8 +51,9 @@ def lower_as(graph: Graph, to: str | Path, *, depth: int | None = None) -> str:
 
 
 def lower_fragment(graph: Graph) -> str:
-    """Return the table as HTML to be put into a notebook."""
-    return html.lower(make_page(graph, is_wide=True))
+    """Return the table as HTML to be put into a notebook; a large graph by modules, so that it can be read."""
+    depth = next((depth for depth in (None, 4, 3, 2) if len(make_rows(graph, depth)) <= _READABLE), 1)
+    return html.lower(make_page(graph, depth=depth, is_wide=True))
 
 
 def _to_json(graph: Graph, depth: int | None) -> str:

@@ -119,7 +119,8 @@ class _Fetcher:
     def _run_backward(self, loss: torch.Tensor, stack: ExitStack) -> None:
         leaves = [each for each in self.named if each.tensor.requires_grad]
         if self.options.optimizer is None:
-            grads = leaf_gradients(loss, [each.tensor for each in leaves])
+            with self.forward.explained():
+                grads = leaf_gradients(loss, [each.tensor for each in leaves])
             self._keep_grads(leaves, grads)
             return
         if self.options.keep_step:
@@ -127,7 +128,8 @@ class _Fetcher:
         else:
             stack.enter_context(kept_step(self.options.optimizer))
             stack.enter_context(kept_gradients([each.tensor for each in leaves]))
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self.forward.explained():
+            loss.backward()  # type: ignore[no-untyped-call]
         self._keep_grads(leaves, [each.tensor.grad for each in leaves])
         take_step(self.options.optimizer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from clew.capture.torch.patches import Patches
 from clew.capture.torch.trace_autograd import trace_tensor
 from clew.capture.torch.trace_build import SourceNames, build_graph
 from clew.capture.torch.trace_exported import trace_exported, trace_fx
-from clew.capture.torch.trace_failure import explain_failure
+from clew.capture.torch.trace_failure import explain_backward, explain_failure
 from clew.capture.torch.trace_loss import choose_loss, leaf_gradients
 from clew.capture.torch.trace_measure import Measurer
 from clew.capture.torch.trace_names import ModelNames
@@ -23,7 +23,7 @@ from clew.capture.torch.trace_restore import eager, unchanged, unrecorded, versi
 from clew.capture.torch.trace_subject import Subject, resolve_subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from clew.model.graph import Graph
 
@@ -67,6 +67,14 @@ class Pass:
             raise explain_failure(self.recorder, error, self.subject.name) from error
         finally:
             patches.undo()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Let an exception of the backward pass come out with the operations that may have caused it."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise explain_backward(self.recorder, error, self.subject.name) from error
 
     def numbers_of(self, output: Any) -> list[int]:
         """Return the numbers of the tensors of an output."""
@@ -146,7 +154,8 @@ def _run_backward(run: Pass, output: Any, options: TraceOptions, measurer: Measu
     loss, remark = choose_loss(output)
     run.notes += [remark] if remark else []
     leaves = run.recorder.leaves_that_need_grad()
-    grads = leaf_gradients(loss, [tensor for _, tensor in leaves])
+    with run.explained():
+        grads = leaf_gradients(loss, [tensor for _, tensor in leaves])
     measurer.add_leaf_grads(zip((number for number, _ in leaves), grads, strict=True))
     return outputs
 
@@ -162,11 +171,16 @@ def _remark_strangers(run: Pass) -> list[str]:
 
 
 def _remark_unused(run: Pass) -> list[str]:
-    read = {number for operation in run.recorder.operations for number in operation.inputs}
+    recorder = run.recorder
+    read = {number for operation in recorder.operations for number in operation.inputs}
+    # Nobody saw what a scripted module or a custom function read.
+    opaque = {operation.site for operation in recorder.operations if operation.function is None}
     unused = [
         each.names[0]
-        for each in run.recorder.names.tensors.values()
-        if each.role == "param" and run.recorder.fixed_number(each.tensor) not in read
+        for each in recorder.names.tensors.values()
+        if each.role == "param"
+        and recorder.fixed_number(each.tensor) not in read
+        and not any(not site or f"{each.owner}.".startswith(f"{site}.") for site in opaque)
     ]
     return [f"parameters that took no part in this pass: {_listed(unused)}"] if unused else []
 

@@ -33,6 +33,25 @@ def explain_failure(recorder: OperationRecorder, error: Exception, name: str) ->
     return TraceFailed("\n".join(lines), where=place or site or name, next_step=find_hint(str(error)))
 
 
+def explain_backward(recorder: OperationRecorder, error: Exception, name: str) -> TraceFailed:
+    """Return the error that tells why a backward pass broke; for an overwritten value, who may have done it."""
+    message = str(error).strip().splitlines() or [""]
+    what = f"the backward pass of '{name}' raised {type(error).__name__}: {message[0].partition(' Hint:')[0]}"
+    if "inplace operation" not in str(error):
+        return TraceFailed(what, next_step=find_hint(str(error)))
+    sources = SourceNames()
+    writers = [
+        f"{operation.op} in '{operation.site or name}' {sources.place(operation.source)}".strip()
+        for operation in recorder.operations
+        if operation.op.endswith("_") or operation.kwargs.get("inplace") is True
+    ]
+    return TraceFailed(
+        what,
+        where="; ".join(writers[-_SHOWN:]),
+        next_step="one of these wrote over a value that the backward pass needs: do it out of place",
+    )
+
+
 def is_same(inner: BaseException, outer: BaseException | None) -> bool:
     """Whether an exception is another one or among what led to it."""
     seen = 0

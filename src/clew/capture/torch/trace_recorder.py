@@ -6,6 +6,7 @@ worked out from it afterwards (``trace_build``). No intermediate tensor is kept 
 
 from __future__ import annotations
 
+import numbers
 import sys
 import sysconfig
 import threading
@@ -298,6 +299,8 @@ class OperationRecorder(TorchFunctionMode):
             return {str(key): self._strip(each) for key, each in value.items()}
         if isinstance(value, slice):
             return slice(self._strip(value.start), self._strip(value.stop), self._strip(value.step))
+        if isinstance(value, numbers.Real):
+            return value.item() if hasattr(value, "item") else value  # numpy's scalars are not Python's
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
             return str(value).removeprefix("torch.")
         return (

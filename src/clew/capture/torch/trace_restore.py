@@ -88,11 +88,19 @@ def write_back(tensor: torch.Tensor, copy: torch.Tensor, version: int) -> None:
     """Give a tensor its old values, so that autograd does not take it for changed."""
     with torch.no_grad():
         tensor.copy_(copy)
-    # A graph the user still holds may have saved this tensor: to it, nothing has happened.
-    if version < 0:
+    if version >= 0:
+        _set_version(tensor, version)
+
+
+def _set_version(tensor: torch.Tensor, version: int) -> None:
+    """A graph the user still holds may have saved this tensor: to it, nothing has happened."""
+    set_counter = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+    if set_counter is None:
         return
-    with contextlib.suppress(AttributeError, RuntimeError):
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+    try:
+        set_counter((tensor,), (version,))
+    except TypeError:  # before torch 2.6 it took one tensor
+        set_counter(tensor, version)
 
 
 @contextlib.contextmanager
