@@ -150,6 +150,18 @@ def test_a_quota_holds_and_the_loss_curve_goes_on_a_little(tmp_path):
     assert run.last_step > last
 
 
+def test_a_quota_counts_what_others_keep_in_the_folder(tmp_path):
+    said = []
+    writer = Writer(tmp_path / "run", RunInfo("run"), quota_bytes=1_000_000, notice=said.append)
+    (tmp_path / "run/rank0/snapshots").mkdir()
+    (tmp_path / "run/rank0/snapshots/big").write_bytes(bytes(2_000_000))
+    writer.put(noisy(0))
+    writer.flush()
+    writer.close("complete")
+    assert said[0].startswith("the quota of 1,000,000 bytes is used up")
+    assert Run(tmp_path / "run").steps.tolist() == [0]
+
+
 def test_a_folder_without_the_right_to_write_is_refused_in_words(tmp_path):
     script = textwrap.dedent(
         """

@@ -162,6 +162,21 @@ def test_a_tail_of_many_small_flushes_becomes_one_batch_and_keeps_its_rows(tmp_p
     writer.close("complete")
 
 
+def test_a_reader_that_looks_rarely_is_not_confused_by_rewritten_tails(tmp_path, monkeypatch):
+    monkeypatch.setattr(appender, "MERGE_AFTER", 3)
+    writer = Writer(tmp_path / "run", RunInfo("run"), flush_seconds=60)
+    writer.add_sites(make_sites())
+    run = Run(tmp_path / "run")
+    for step in range(60):
+        writer.put(make_record(step))
+        writer.flush()
+        if step % 11 == 10:
+            run.refresh()
+            assert np.array_equal(recorded(run), expected(range(step + 1)).astype(np.float32))
+    assert run.problems == []
+    writer.close("complete")
+
+
 def test_parts_are_parquet_that_any_tool_reads(tmp_path):
     make_run(tmp_path / "run", steps=5)
     part = tmp_path / "run/rank0/stats/part-000000.parquet"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
     from clew.store.tables import Columns, TableSpec
 
 
+HEAD_BYTES: Final = 8192
+"""Holds the schema of a tail and the beginning of its first batch."""
+
+
 @dataclass
 class _Tail:
     """A tail as far as it was read: the next read goes on from there."""
 
-    identity: tuple[int, int]
+    identity: tuple[int, int, int]
     header: bytes = b""
     end: int = 0
     batches: list[Any] = field(default_factory=list)
@@ -70,7 +75,8 @@ class TableReader:
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                identity = (status.st_dev, status.st_ino)
+                # A tail that was rewritten as one batch may get the number of an earlier file: look at its head too.
+                identity = (status.st_dev, status.st_ino, zlib.crc32(file.read(HEAD_BYTES)))
                 tail = self._tails.get(generation)
                 if tail is None or tail.identity != identity:
                     tail = self._tails[generation] = _Tail(identity)

@@ -44,7 +44,7 @@ def _has_content(column: Any) -> bool:
 
 
 def _fits_32_bits(column: Any) -> bool:
-    return column is None or not len(column) or int(column.max()) < 1 << 32
+    return column is None or not len(column) or 0 <= int(column.min()) <= int(column.max()) < 1 << 32
 
 
 def tail_header(schema: pa.Schema) -> bytes:

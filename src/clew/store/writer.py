@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 PENDING_BYTES: Final = 16 << 20
 RESERVE_BYTES: Final = 128 << 10
 SITES_SECONDS: Final = 10.0
+OTHERS_SECONDS: Final = 5.0
 SEAL_FACTOR: Final = 1.5
 """While a tail is sealed it and its part lie on disk together; a part is less than half of its tail."""
 
@@ -61,7 +62,7 @@ class Writer:
         self.rank_folder = layout.rank_folder(self.folder, info.rank)
         self.stopped = ""
         self._info = replace(info, state="recording")
-        self._flush_seconds = flush_seconds
+        self._flush_seconds = max(flush_seconds, 0.001)
         self._quota = quota_bytes
         self._notice = notice
         self._pid = os.getpid()
@@ -71,6 +72,7 @@ class Writer:
         self._pending: list[StepRecord] = []
         self._pending_bytes = 0
         self._summary = Summary()
+        self._other_bytes, self._others_seen = 0, 0.0
         self._is_closed = self._is_thin = False
         self._gate = threading.Condition()
         self._io = threading.RLock()
@@ -291,8 +293,8 @@ class Writer:
         """Stop the statistics shortly before the quota and everything at the quota: the loss curve is cheap."""
         if self._quota is None:
             return
-        parts = self._tables.values()
-        used = sum(table.sealed_bytes + SEAL_FACTOR * table.tail_bytes for table in parts) + RESERVE_BYTES
+        own = sum(table.sealed_bytes + SEAL_FACTOR * table.tail_bytes for table in self._tables.values())
+        used = own + self._measure_others()
         if used >= self._quota:
             self._stop(f"the quota of {self._quota:,} bytes is used up: nothing more is recorded")
         elif used >= 0.9 * self._quota and not self._is_thin:
@@ -300,6 +302,15 @@ class Writer:
             self._tell(
                 f"the quota of {self._quota:,} bytes is nearly used up: only scalars are recorded from now on"
             )
+
+    def _measure_others(self) -> int:
+        """Return the bytes that others keep in the rank's folder, looked at now and then."""
+        now = time.monotonic()
+        if not self._others_seen or now - self._others_seen > OTHERS_SECONDS:
+            tables_bytes = sum(layout.folder_bytes(table.folder) for table in self._tables.values())
+            self._other_bytes = max(layout.folder_bytes(self.rank_folder) - tables_bytes, RESERVE_BYTES)
+            self._others_seen = now
+        return self._other_bytes
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Run a piece of writing; whatever goes wrong stops the recording instead of the training."""
