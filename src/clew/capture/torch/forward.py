@@ -79,6 +79,7 @@ class ForwardLens:
         self.thread = _Thread()
         self._last: Callable[[], torch.Tensor | None] = _nothing
         self._last_version = -1
+        self._last_serial = -1
         self._last_row = -1
         self._last_hook: GradientHook | None = None
 
@@ -189,7 +190,11 @@ class ForwardLens:
 
     def _record_leaf(self, site: int, tensor: torch.Tensor, tag: int) -> None:
         recorder = self.recorder
-        same = self._last() is tensor and self._last_version == _version(tensor)
+        same = (
+            self._last() is tensor
+            and self._last_version == _version(tensor)
+            and self._last_serial == recorder.serial
+        )
         row = -1
         if recorder.wants["output"] and not recorder.in_backward:
             if same and self._last_row >= 0:
@@ -201,6 +206,7 @@ class ForwardLens:
             hook = self._watch_gradient(tensor, site, tag | KIND_GRAD_OUTPUT, hook)
         self._last = weakref.ref(tensor)
         self._last_version = _version(tensor)
+        self._last_serial = recorder.serial
         self._last_row = row
         self._last_hook = hook
 

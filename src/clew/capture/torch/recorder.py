@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ from clew.capture.guard import Guard
 from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
+from clew.capture.turns import take_turns
 from clew.capture.torch.flight import Flight
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
@@ -85,6 +87,7 @@ class Recorder:
         self.rows = Rows(hashes=settings.hashes, hists=settings.histograms)
         self.wants = {kind: kind in settings.kinds for kind in KIND_INDEX}
         self.on_step = on_step
+        self.lock = threading.RLock()
         self.asleep = True
         self.step = 0
         self.serial = 0
@@ -118,21 +121,23 @@ class Recorder:
 
     def measure(self, tensor: torch.Tensor, site: int, tag: int) -> int:
         """Measure a tensor into the next row and return the row, or -1 where it cannot be seen."""
-        keys = self.keys
-        row = len(keys)
-        keys.append(site << SITE_SHIFT | tag)
-        try:
-            self.rows.measure(tensor, row, hash=self.hashes, hist=self.hists)
-        except BaseException as error:
-            del keys[row:]
-            if not isinstance(error, UnsupportedTensor):
-                raise
-            self.note_unseen(site, error)
-            return -1
-        if tensor.is_nested or self.sites.shapes[site] != tensor.shape:
-            self.describe(site, tensor)
-        return row
+        with self.lock:
+            keys = self.keys
+            row = len(keys)
+            keys.append(site << SITE_SHIFT | tag)
+            try:
+                self.rows.measure(tensor, row, hash=self.hashes, hist=self.hists)
+            except BaseException as error:
+                del keys[row:]
+                if not isinstance(error, UnsupportedTensor):
+                    raise
+                self.note_unseen(site, error)
+                return -1
+            if tensor.is_nested or self.sites.shapes[site] != tensor.shape:
+                self.describe(site, tensor)
+            return row
 
+    @take_turns
     def measure_many(self, tensors: list[torch.Tensor], sites: list[int], tag: int) -> None:
         """Measure several tensors of one kind into consecutive rows."""
         if not tensors:
@@ -145,6 +150,7 @@ class Recorder:
             if self.sites.shapes[site] != tensor.shape:
                 self.describe(site, tensor)
 
+    @take_turns
     def measure_updates(self, new: list[torch.Tensor], old: list[torch.Tensor], sites: list[int]) -> None:
         """Measure what a step did to parameters; the old values are overwritten with the new."""
         first = len(self.keys)
@@ -165,6 +171,7 @@ class Recorder:
         shape = () if tensor.is_nested else tuple(tensor.shape)
         self.sites.describe(site, shape, str(tensor.dtype).removeprefix("torch."))
 
+    @take_turns
     def repeat(self, row: int, tensor: torch.Tensor, site: int, *, tag: int) -> int:
         """Give another site the numbers of an earlier row, the very same tensor, and return the earlier row."""
         if tensor.is_nested or self.sites.shapes[site] != tensor.shape:
@@ -228,6 +235,7 @@ class Recorder:
         self.clock.mark()
         self.flight.mark_end()
 
+    @take_turns
     def end_step(self, *, partial: bool = False) -> None:
         """Hand the record of the step over and begin the next one."""
         before = self.clock.switch(CLEW)
