@@ -14,7 +14,7 @@ import torch
 
 from clew.capture.clock import CLEW, EVAL, FORWARD
 from clew.capture.torch.leaves import walk
-from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_INPUT, KIND_OUTPUT
+from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_INPUT, KIND_OUTPUT, Call
 from clew.capture.torch.registry import MAX_CALLS
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ class ForwardLens:
         try:
             output = original(module, *args, **kwargs)
             if thread.recording:
-                self._observe(module, args, kwargs, output)
+                self._observe(module, args, kwargs, output, is_root=True)
+            if self.recorder.on_root:
+                self._ask_root(module, output)
         finally:
             thread.depth = 0
             thread.recording = False
@@ -149,7 +151,15 @@ class ForwardLens:
 
     # ---------------------------------------------------------------- outputs
 
-    def _observe(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _ask_root(self, module: torch.nn.Module, output: Any) -> None:
+        recorder = self.recorder
+        before = recorder.clock.switch(CLEW)
+        recorder.ask(recorder.on_root, module, output)
+        recorder.clock.switch(before)
+
+    def _observe(
+        self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, *, is_root: bool = False
+    ) -> None:
         recorder = self.recorder
         if recorder.asleep:
             return
@@ -160,6 +170,8 @@ class ForwardLens:
                 entry = self.roots.adopt(module)
             if entry.wanted and not entry.off:
                 self._record_call(entry, args, kwargs, output)
+            if recorder.on_call and not recorder.in_backward:
+                recorder.ask(recorder.on_call, Call(module, entry, args, kwargs, output, is_root))
         except Exception as error:  # noqa: BLE001 - ours to answer for
             name = entry.name if entry is not None else type(module).__name__
             recorder.guard.fault(error, name, step=recorder.step)

@@ -205,10 +205,10 @@ class OptimizerLens:
     def _measure_after(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
         self._record_numbers(entry, optimizer)
-        if name := recorder.flight.find_bad_parameter():
-            recorder.report_bad("parameter", name)
         if not recorder.due:
             return
+        if name := recorder.flight.find_bad_parameter():
+            recorder.report_bad("parameter", name)
         pairs = self._pairs_of(entry, optimizer)
         if recorder.wants["update"]:
             moved = [(e, t, e.shadow) for e, t in pairs if e.shadow is not None and e.shadow_version >= 0]

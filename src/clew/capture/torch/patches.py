@@ -26,6 +26,11 @@ class Patches:
         """Run an action when the recording ends, such as the removal of a hook."""
         self._undo.append(action)
 
+    def listen(self, listeners: list[Any], listener: Any) -> None:
+        """Add a listener to a list until the recording ends; one that was removed meanwhile stays removed."""
+        listeners.append(listener)
+        self._undo.append(lambda: listeners.remove(listener) if listener in listeners else None)
+
     def undo(self) -> None:
         """Put everything back, the newest change first."""
         while self._undo:

@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from clew.capture.assemble import (
     drop_unseen,
     merge_repeats,
 )
-from clew.capture.clock import CLEW, StepClock
+from clew.capture.clock import CLEW, PHASES, StepClock
 from clew.capture.guard import Guard
 from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
@@ -33,7 +33,7 @@ from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
 from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord
-from clew.model.schema import KIND_INDEX, STAT_INDEX
+from clew.model.schema import KIND_INDEX, STAT_INDEX, STAT_NAMES
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
@@ -42,11 +42,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clew.capture.settings import Settings
+    from clew.capture.torch.registry import ModuleEntry
     from clew.model.record import Batch
     from clew.model.sink import Sink
 
 _STEPS_AFTER_FINDING: Final = 3
-_MEMORY_SECONDS: Final = 0.2
+_MEMORY_SECONDS: Final = 1.0
+_NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
+_TIMES: Final = {name: f"time.{name}" for name in PHASES}
 
 KIND_OUTPUT: Final = KIND_INDEX["output"] << KIND_SHIFT
 KIND_INPUT: Final = KIND_INDEX["input"] << KIND_SHIFT
@@ -58,6 +61,17 @@ KIND_BUFFER: Final = KIND_INDEX["buffer"] << KIND_SHIFT
 KIND_STATE: Final = KIND_INDEX["state"] << KIND_SHIFT
 KIND_LOSS: Final = KIND_INDEX["loss"] << KIND_SHIFT
 KIND_BATCH: Final = KIND_INDEX["batch"] << KIND_SHIFT
+
+
+class Call(NamedTuple):
+    """A module call that has ended, as probes see it."""
+
+    module: torch.nn.Module
+    entry: ModuleEntry
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+    is_root: bool
 
 
 class Recorder:
@@ -107,13 +121,19 @@ class Recorder:
         """Called with what is bad (loss, gradient, parameter) and its name, while the step can still be repeated."""
         self.note: Callable[[str, dict[str, Any]], None] = lambda _kind, _data: None
         """Takes something that happened in this step, as data that fits JSON; probes speak through it."""
+        self.on_call: list[Callable[[Call], None]] = []
+        """Probes: called after each module call of a recorded step, recomputed forwards left out."""
+        self.on_root: list[Callable[..., None]] = []
+        """Probes: called after every root call, recorded or not, with the module and its output."""
+        self.on_loss: list[Callable[[torch.Tensor], None]] = []
+        """Probes: called with each root of a backward pass before it runs, its graph still whole."""
         self.last_loss: float | None = None
         self.losses = 0
         self.hashes = settings.hashes
         self.hists = settings.histograms
         self._memory_at = 0.0
         self.copies: list[tuple[int, int]] = []
-        self._layout = Layout([], [])
+        self._nothing = self._layout = Layout([], [])
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
 
@@ -211,6 +231,15 @@ class Recorder:
         if number - number != 0.0:  # NaN or infinite
             self.report_bad("loss", "loss")
 
+    def ask(self, probes: list[Callable[..., None]], *what: Any) -> None:
+        """Call probes with what happened; one that fails is told of and never called again."""
+        for probe in probes.copy():
+            try:
+                probe(*what)
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                probes.remove(probe)
+                self.guard.fault(error, f"probe {getattr(probe, '__qualname__', probe)}", step=self.step)
+
     def report_bad(self, kind: str, name: str) -> None:
         """Something is not finite that should be: record what follows in full, and have it explained."""
         self.force_due()
@@ -271,7 +300,7 @@ class Recorder:
             self.scalars.append(Scalar(name, float(tensor.double().mean()), ordinal))
             if name == "loss":
                 self.last_loss = self.scalars[-1].value
-        self.scalars += [Scalar(f"time.{name}", seconds) for name, seconds in phases.items()]
+        self.scalars += [Scalar(_TIMES[name], seconds) for name, seconds in phases.items() if seconds]
         self.scalars.append(Scalar("clew.recorded", float(self.due)))
         if partial:
             self.scalars.append(Scalar("clew.partial", 1.0))
@@ -281,6 +310,8 @@ class Recorder:
             self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
 
     def _build_record(self) -> StepRecord:
+        if not self.keys:
+            return self._build_bare_record()
         layout = self._layout
         if not layout.fits(self.keys, self.copies):
             layout = self._layout = Layout(self.keys, self.copies)
@@ -305,6 +336,20 @@ class Recorder:
             hists=columns.hists,
             scalars=tuple(self.scalars),
             batches=batches,
+            faults=self.guard.take(),
+        )
+
+    def _build_bare_record(self) -> StepRecord:
+        """Most steps of a thinned run leave numbers only; the empty arrays are made once."""
+        nothing = self._nothing
+        return StepRecord(
+            step=self.step,
+            sites=nothing.sites,
+            kinds=nothing.kinds,
+            ordinals=nothing.ordinals,
+            modes=nothing.modes,
+            values=_NO_VALUES,
+            scalars=tuple(self.scalars),
             faults=self.guard.take(),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -31,7 +32,7 @@ class Roots:
         self._called: dict[int, int] = {}
         self._eval_calls = 0
         self._serial = -1
-        self._compiled: set[str] = set()
+        self._foreign: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def watch(self, models: list[tuple[str, torch.nn.Module]]) -> None:
         """Look at these models and no others."""
@@ -45,6 +46,8 @@ class Roots:
         if recorder.in_backward:
             return recorder.due
         recorder.before_event()
+        if id(module) in self._foreign:
+            return False
         entry = recorder.registry.modules.get(id(module)) or self._discover(module)
         if entry is None:
             return False
@@ -109,6 +112,8 @@ class Roots:
             registry.modules[id(module)] = known
             return known
         if self.explicit:
+            key = id(module)
+            self._foreign[key] = weakref.ref(module, lambda _: self._foreign.pop(key, None))
             return None
         found = find_owner(module)
         self._add_model(found.top, found.name or type(inner).__name__)

@@ -14,8 +14,12 @@ from clew.capture.torch.batches import BatchLens
 from clew.capture.torch.forward import ForwardLens
 from clew.capture.torch.optimizers import OptimizerLens
 from clew.capture.torch.patches import Patches
+from clew.capture.torch.probe_evaluation import EvaluationProbe
+from clew.capture.torch.probe_objective import ObjectiveProbe
+from clew.capture.torch.probe_stats import StatsProbe
 from clew.capture.torch.recorder import Recorder
 from clew.capture.torch.roots import Roots
+from clew.capture.torch.saved import SavedRegions
 from clew.capture.torch.scaling import ScalingLens
 
 if TYPE_CHECKING:
@@ -49,12 +53,17 @@ class TorchSession:
         batches = BatchLens(self.recorder)
         roots = batches.roots = Roots(self.recorder, self.optimizers, batches)
         self.optimizers.discover = roots.discover_holders
+        saved = SavedRegions(self.recorder)
         self._lenses = (
             self.optimizers,
             ForwardLens(self.recorder, roots),
             BackwardLens(self.recorder, roots, self.optimizers),
             ScalingLens(self.recorder, self.optimizers),
             batches,
+            saved,
+            StatsProbe(self.recorder),
+            ObjectiveProbe(self.recorder, saved),
+            EvaluationProbe(self.recorder),
         )
         self._patches = Patches()
         given = list(models)
