@@ -195,6 +195,20 @@ def test_bad_tables_are_refused_with_a_hint(net, table, what, next_step):
     assert hooks_on(net) == 0
 
 
+@pytest.mark.parametrize(
+    ("model", "table", "what"),
+    [
+        (3, None, "expected a torch.nn.Module, got a int"),
+        (torch.nn.ReLU(), "finite", "clew.checks takes a table from patterns to checks, not 'finite'"),
+        (torch.nn.ReLU(), {}, "clew.checks takes a table from patterns to checks, not {}"),
+    ],
+)
+def test_what_is_no_model_or_no_table_is_refused(model, table, what):
+    with pytest.raises(clew.ClewError) as caught:
+        clew.checks(model, table)
+    assert caught.value.what == what
+
+
 def test_an_exception_of_the_model_passes_and_hooks_go(net, capsys):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), clew.checks(net):
         net(torch.ones(2, 5))
@@ -345,6 +359,13 @@ def test_without_a_model_gradients_and_exceptions_work_too(net):
     assert seen == ["head"]
 
 
+def look(value):
+    """Do nothing with a value."""
+
+
+ON = 'clew.on("layer3.*", print, model=model)'
+
+
 @pytest.mark.parametrize(
     ("args", "options", "what", "next_step"),
     [
@@ -355,7 +376,8 @@ def test_without_a_model_gradients_and_exceptions_work_too(net):
             "unknown phase 'foward'",
             "did you mean 'forward'?",
         ),
-        (("head", 3), {"model": True}, "clew.on needs a function, got a int", 'clew.on("layer3.*", print)'),
+        (("head", 3), {}, "clew.on takes patterns and a function, not a str and a int", ON),
+        ((torch.nn.ReLU(), look), {}, "clew.on takes patterns and a function, not a ReLU and a function", ON),
     ],
 )
 def test_on_refuses_what_it_cannot_do(net, args, options, what, next_step):

@@ -14,6 +14,7 @@ from clew.capture.torch.taps_on import (
     OutputHook,
     TapHook,
     attach,
+    has_fitting,
     name_modules,
     run_eagerly,
     select,
@@ -39,9 +40,16 @@ def checks(
     list of these. A pattern means the outputs of modules; with ``@grad`` the gradients that come back to them; and
     where it fits no module, parameters or their gradients. Without a table every output has to be finite.
     """
+    if table is None:
+        table = {"*": "finite"}
+    if not isinstance(table, Mapping) or not table:
+        raise UsageError(
+            f"clew.checks takes a table from patterns to checks, not {table!r}",
+            next_step='write {"*": "finite"}, or leave it out',
+        )
     owner = Attachment("clew.checks")
     try:
-        _attach_all(owner, model, table if table is not None else {"*": "finite"}, warn=warn)
+        _attach_all(owner, model, table, warn=warn)
     except BaseException:
         owner.calls += 1
         owner.remove()
@@ -74,16 +82,9 @@ def _attach_all(owner: Attachment, model: torch.nn.Module, table: Mapping[str, A
 
 def _find_sites(pattern: str, modules: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
     patterns = split_patterns(pattern)
-    if any(_fits(each, modules) for each in patterns):
+    if any(not each.startswith("!") and has_fitting(each, modules) for each in patterns):
         return select(patterns, modules, what="module")
     return select(patterns, {**modules, **parameters}, what="module or parameter")
-
-
-def _fits(pattern: str, names: Mapping[str, Any]) -> bool:
-    try:
-        return bool(select([pattern], names, what="module")) and not pattern.startswith("!")
-    except UsageError:
-        return False
 
 
 def read_checks(spec: Any, key: str) -> list[Check]:

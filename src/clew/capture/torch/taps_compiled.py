@@ -140,7 +140,7 @@ def _name_silent_region() -> str:
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
-        tracer = InstructionTranslator.current_tx().output.current_tracer
+        tracer: Any = InstructionTranslator.current_tx().output.current_tracer
         while tracer is not None:
             target = str(tracer.source_target)
             if target not in _KEEPING:
@@ -156,7 +156,7 @@ def _find_traced_place() -> tuple[Place, int]:
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
-        tracer = InstructionTranslator.current_tx()
+        tracer: Any = InstructionTranslator.current_tx()
         site = _name_traced_module(tracer)
         while is_internal(tracer.f_code.co_filename):
             tracer = tracer.parent

@@ -77,8 +77,7 @@ class Attachment:
             if kind is None and self.at_end is not None:
                 self.at_end()
         finally:
-            if sys.exc_info()[0] is not None:
-                self.calls += 1  # the exception says enough
+            self.calls += kind is not None  # an exception says enough: no word about sites that did not run
             self.remove()
 
 
@@ -215,16 +214,26 @@ def select(patterns: Iterable[str], names: Iterable[str], *, what: str) -> list[
     known = list(names)
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in listed:
-        if not pattern.startswith("!") and not any(map(compile_globs([pattern]), known)):
+        if not pattern.startswith("!") and not has_fitting(pattern, known):
             plain = pattern.replace("*", "").strip(".")
             hint = suggest(pattern, known) or suggest(plain, known)
             some = ", ".join(known[:5]) + (", …" if len(known) > 5 else "")
             raise UsageError(f"no {what} is called '{pattern}'", next_step=hint or f"there are: {some}")
-    return [name for name in known if compile_globs(listed)(name)]
+    return list(filter(compile_globs(listed), known))
+
+
+def has_fitting(pattern: str, names: Iterable[str]) -> bool:
+    """Return whether some name fits a pattern."""
+    return any(map(compile_globs([pattern]), names))
 
 
 def name_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return the modules by their paths; the model itself is ``(Net)``, and the layers of wrappers are left out."""
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"expected a torch.nn.Module, got a {type(model).__name__}",
+            next_step='clew.checks(model, {"layer*": "finite"}), clew.on("layer*", fn, model=model)',
+        )
     while type(model).__name__ in WRAPPERS:
         model = next(model.children())
     return {path or f"({type(model).__name__})": module for path, module in model.named_modules()}
@@ -249,13 +258,15 @@ def on(
         raise UsageError(
             f"unknown phase '{phase}'", next_step=suggest(phase, PHASES) or "forward or backward"
         )
-    if not callable(fn):
+    if not callable(fn) or isinstance(patterns, torch.nn.Module):
         raise UsageError(
-            f"clew.on needs a function, got a {type(fn).__name__}", next_step='clew.on("layer3.*", print)'
+            f"clew.on takes patterns and a function, not a {type(patterns).__name__} and a {type(fn).__name__}",
+            next_step='clew.on("layer3.*", print, model=model)',
         )
     function = _accept_site(fn)
     if model is None:
-        return _Everywhere([patterns] if isinstance(patterns, str) else list(patterns), function, phase)
+        fits = compile_globs([patterns] if isinstance(patterns, str) else patterns)
+        return _Everywhere(fits, function, phase).owner
     owner = Attachment("clew.on")
     modules = name_modules(model)
     owner.sites = tuple(select(patterns, modules, what="module"))
@@ -283,20 +294,20 @@ def _accept_site(fn: Callable[..., Any]) -> Function:
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class _Everywhere(Attachment):
+class _Everywhere:
     """Hooks on every module that is called, named by the path from the outermost one."""
 
-    def __init__(self, patterns: list[str], function: Function, phase: str) -> None:
-        super().__init__("clew.on")
-        self._fits = compile_globs(patterns)
+    def __init__(self, fits: Callable[[str], bool], function: Function, phase: str) -> None:
+        self.owner = Attachment("clew.on")
+        self._fits = fits
         self._function = function
         self._phase = phase
         self._local = threading.local()
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
         before = torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = torch.nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
-        self.on_remove(before.remove)
-        self.on_remove(after.remove)
+        self.owner.on_remove(before.remove)
+        self.owner.on_remove(after.remove)
 
     def _stack(self) -> list[torch.nn.Module]:
         if not hasattr(self._local, "stack"):
@@ -320,7 +331,7 @@ class _Everywhere(Attachment):
         site = self._name(root, module)
         if output is None or type(module).__name__ in WRAPPERS or not self._fits(site):
             return None
-        return visit_output(self, output, site, self._function, self._phase)
+        return visit_output(self.owner, output, site, self._function, self._phase)
 
     def _name(self, root: torch.nn.Module, module: torch.nn.Module) -> str:
         known = self._names.get(root)
