@@ -27,10 +27,10 @@ from clew.capture.guard import Guard
 from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
-from clew.capture.turns import take_turns
 from clew.capture.torch.flight import Flight
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
+from clew.capture.turns import take_turns
 from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord
 from clew.model.schema import KIND_INDEX, STAT_INDEX, STAT_NAMES
