@@ -51,7 +51,7 @@ class TorchSession:
         self.recorder.note = self.note
         self.optimizers = OptimizerLens(self.recorder)
         batches = BatchLens(self.recorder)
-        roots = batches.roots = Roots(self.recorder, self.optimizers, batches)
+        self._roots = roots = batches.roots = Roots(self.recorder, self.optimizers, batches)
         self.optimizers.discover = roots.discover_holders
         saved = SavedRegions(self.recorder)
         self._lenses = (
@@ -109,6 +109,7 @@ class TorchSession:
     def finish(self) -> None:
         """Hand over the last step and leave torch as it was found."""
         if not self.recorder.asleep:
+            self._roots.end_manual_step()
             self._switch_off()
         self.recorder.finish()
 
