@@ -1,0 +1,177 @@
+"""Notes what the loss is made of: the cross-entropy or squared error itself, and how a constant guess would do.
+
+The nodes at the head of the loss's graph hold their operands, whatever the loss was called or where it came from.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.torch.saved import walk_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.saved import SavedRegions
+
+_MOST_NODES: Final = 120
+_MOST_CLASSES: Final = 1024
+_MOST_ELEMENTS: Final = 1 << 20
+_SINGLE_NOTES: Final = 3
+_BLOCK: Final = 16
+"""The first objectives are noted one by one, later ones as the mean of so many."""
+
+
+class _Tally:
+    """One form of objective over the steps: its values, and what is known of the targets."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        self.observed = 0
+        self.values: list[float] = []
+        self.counts: torch.Tensor | None = None
+        self.total = 0
+        self.sum = 0.0
+        self.squares = 0.0
+
+    def add_labels(self, labels: torch.Tensor, classes: int) -> None:
+        """Count labels of a few classes."""
+        if classes <= _MOST_CLASSES:
+            counted = torch.bincount(labels.reshape(-1).cpu(), minlength=classes)
+            self.counts = counted if self.counts is None else self.counts + counted
+        self.total += labels.numel()
+
+    def add_numbers(self, targets: torch.Tensor) -> None:
+        """Take targets that are numbers into their mean and variance."""
+        numbers = targets.double()
+        self.total += targets.numel()
+        self.sum += float(numbers.sum())
+        self.squares += float(numbers.square().sum())
+
+    def guess(self) -> float | None:
+        """Return the loss of the best constant guess on the targets seen so far."""
+        if not self.total:
+            return None
+        if self.form == "cross-entropy":
+            return None if self.counts is None else _entropy((self.counts / self.counts.sum()).tolist())
+        mean = self.sum / self.total
+        if self.form == "binary":
+            return _entropy([mean, 1 - mean]) if 0 <= mean <= 1 else None
+        return max(self.squares / self.total - mean * mean, 0.0)
+
+
+def _entropy(shares: list[float]) -> float:
+    return -sum(share * math.log(share) for share in shares if share > 0)
+
+
+class ObjectiveProbe:
+    """Reads the head of every loss in recorded steps; tells its value and that of a constant guess."""
+
+    def __init__(self, recorder: Recorder, saved: SavedRegions) -> None:
+        self.recorder = recorder
+        self.saved = saved
+        self._tallies: dict[tuple[str, int], _Tally] = {}
+        self._readers: dict[str, Callable[[Any], None]] = {
+            "NllLossBackward0": self._read_classes,
+            "NllLoss2DBackward0": self._read_classes,
+            "BinaryCrossEntropyWithLogitsBackward0": self._read_binary,
+            "MseLossBackward0": self._read_squares,
+        }
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see losses."""
+        patches.listen(self.recorder.on_loss, self._see)
+        self.recorder.note("probe", {"probe": "objective"})
+
+    def _see(self, loss: torch.Tensor) -> None:
+        if not self.recorder.due or loss.grad_fn is None:
+            return
+        for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
+            read = self._readers.get(node.name())
+            if read is None or not self.saved.may_read(node):
+                continue
+            try:
+                with torch.no_grad():
+                    read(node)
+            except RuntimeError:
+                # Freed by an earlier backward, or changed in place: autograd itself will complain where it matters.
+                continue
+
+    # ---------------------------------------------------------------- forms
+
+    def _read_classes(self, node: Any) -> None:
+        scores, targets = node._saved_self, node._saved_target
+        ignored = node._saved_ignore_index
+        ignored = ignored - (1 << 64) if ignored >= 1 << 63 else ignored
+        classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
+        if scores.dim() == 1 or targets.numel() > _MOST_ELEMENTS:
+            return
+        valid = targets != ignored
+        kept = targets[valid]
+        if not _is_normalised(node) or not kept.numel() or int(kept.min()) < 0 or int(kept.max()) >= classes:
+            return
+        picked = scores.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)[valid]
+        tally = self._tally("cross-entropy", classes)
+        tally.add_labels(kept, classes)
+        self._keep(
+            tally, -float(picked.double().mean()), classes=classes, is_pairing=_is_pairing(targets, classes)
+        )
+
+    def _read_binary(self, node: Any) -> None:
+        scores, targets = node._saved_self, node._saved_target
+        if targets.numel() > _MOST_ELEMENTS or not targets.numel():
+            return
+        value = torch.nn.functional.softplus(scores) - scores * targets
+        tally = self._tally("binary", 0)
+        tally.add_numbers(targets)
+        self._keep(tally, float(value.double().mean()), classes=2)
+
+    def _read_squares(self, node: Any) -> None:
+        guesses, targets = node._saved_self, node._saved_target
+        if targets.numel() > _MOST_ELEMENTS or not targets.numel() or targets.requires_grad:
+            return
+        tally = self._tally("squares", 0)
+        tally.add_numbers(targets)
+        self._keep(tally, float((guesses - targets).double().square().mean()), classes=0)
+
+    # ---------------------------------------------------------------- notes
+
+    def _tally(self, form: str, classes: int) -> _Tally:
+        return self._tallies.setdefault((form, classes), _Tally(form))
+
+    def _keep(self, tally: _Tally, value: float, *, classes: int, is_pairing: bool = False) -> None:
+        tally.values.append(value)
+        tally.observed += 1
+        if tally.observed > _SINGLE_NOTES and len(tally.values) < _BLOCK:
+            return
+        self.recorder.note(
+            "objective",
+            {
+                "form": tally.form,
+                "value": sum(tally.values) / len(tally.values),
+                "steps": len(tally.values),
+                "guess": tally.guess(),
+                "targets": tally.total,
+                "classes": classes,
+                "is_pairing": is_pairing,
+            },
+        )
+        tally.values.clear()
+
+
+def _is_normalised(node: Any) -> bool:
+    """Return whether a log-softmax comes before: only then are the inputs log-probabilities."""
+    before = node.next_functions[0][0] if node.next_functions else None
+    return before is not None and before.name() == "LogSoftmaxBackward0"
+
+
+def _is_pairing(targets: torch.Tensor, classes: int) -> bool:
+    """Return whether every sample is a class of its own: a contrastive loss, whose scores have no usual scale."""
+    if targets.dim() != 1 or len(targets) != classes:
+        return False
+    return bool((targets.sort().values == torch.arange(classes, device=targets.device)).all())

@@ -1,0 +1,261 @@
+"""Notes what single rows of statistics cannot show: units that never fire, saturation, equal outputs, raw inputs.
+
+Looks in recorded steps of training only, at tensors that autograd tells to come from an activation, so functional
+forms are seen as well as modules.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.torch.leaves import walk
+from clew.model.schema import STAT_INDEX
+from clew.stats.rows import Rows
+
+if TYPE_CHECKING:
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Call, Recorder
+
+_BLOCK: Final = 10
+"""Batches that are judged together."""
+
+_INPUT_STEPS: Final = 3
+_FEATURES: Final = 4096
+_SAMPLES: Final = 64
+"""Of an output at most so many numbers of so many samples are compared."""
+
+_RELU: Final = ("ReluBackward0", "ThresholdBackward0", "ClampMinBackward0", "ClampBackward1")
+_BOUNDED: Final = {"SigmoidBackward0": "sigmoid", "TanhBackward0": "tanh"}
+_PASSING: Final = (
+    "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "PermuteBackward0",
+    "UnsqueezeBackward0", "SqueezeBackward1", "TBackward0", "CloneBackward0", "MaxPool2DWithIndicesBackward0",
+)  # fmt: skip
+"""Operations that hand an activation on: what was zero everywhere stays zero."""
+
+_CONVOLUTIONS: Final = (torch.nn.modules.conv._ConvNd,)
+_MIXERS: Final = (torch.nn.Linear, *_CONVOLUTIONS)
+
+
+class _Activation:
+    """What one activation did over a block of batches."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        self.batches = 0
+        self.samples = 0
+        self.alive: torch.Tensor | None = None
+        self.shares: list[float] = []
+
+    def clear(self) -> None:
+        """Begin the next block."""
+        self.batches, self.samples, self.alive = 0, 0, None
+        self.shares.clear()
+
+
+class _Outputs:
+    """Lowest and highest outputs of a root in one step, and for how many steps they were all the same."""
+
+    def __init__(self) -> None:
+        self.serial = -1
+        self.low: torch.Tensor | None = None
+        self.high: torch.Tensor | None = None
+        self.inputs_differ = False
+        self.equal_steps = 0
+        self.since = 0
+        self.was_told = False
+
+
+class StatsProbe:
+    """Looks at activations, first inputs and root outputs while a model trains."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._activations: dict[str, _Activation] = {}
+        self._outputs: dict[str, _Outputs] = {}
+        self._seen: set[int] = set()
+        self._serial = -1
+        self._row = Rows(capacity=1)
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see module calls."""
+        patches.listen(self.recorder.on_call, self._see)
+        self.recorder.note("probe", {"probe": "stats"})
+
+    def _see(self, call: Call) -> None:
+        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        if self._serial != self.recorder.serial:
+            self._serial = self.recorder.serial
+            self._seen.clear()
+        module, output = call.module, call.output
+        if isinstance(module, _MIXERS) and call.args and _is_plain(call.args[0]):
+            self._see_input(module, call.entry.name, call.args[0])
+        if _is_plain(output) and output.grad_fn is not None and output.dim() > 1:
+            self._see_output(call.entry.name, output)
+        if call.is_root and module.training:
+            self._see_root(call)
+
+    # ---------------------------------------------------------------- what enters a layer
+
+    def _see_input(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return
+        node = tensor.grad_fn
+        if node is None:
+            if self.recorder.step < _INPUT_STEPS:
+                self._note_input(module, name, tensor)
+            return
+        form = _name_activation(node)
+        if form == "relu":
+            units = 1 if isinstance(module, _CONVOLUTIONS) else tensor.dim() - 1
+            self._see_relu(f"{name} (input)", tensor, units)
+        elif form:
+            self._see_bounded(f"{name} (input)", tensor, form)
+
+    def _note_input(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+        self._row.measure(tensor, 0)
+        row = self._row.values[0]
+        stats = {stat: float(row[STAT_INDEX[stat]]) for stat in ("min", "max", "mean", "std")}
+        self.recorder.note(
+            "first-input",
+            {
+                "site": name,
+                "type": type(module).__name__,
+                "shape": list(tensor.shape),
+                "zero": float(row[STAT_INDEX["zero"]]) / tensor.numel(),
+                **stats,
+            },
+        )
+
+    # ---------------------------------------------------------------- activations
+
+    def _see_output(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.grad_fn is not None and tensor.grad_fn.name() in _RELU:
+            self._see_relu(name, tensor, 1 if tensor.dim() > 3 else tensor.dim() - 1)
+
+    def _see_relu(self, site: str, tensor: torch.Tensor, units: int) -> None:
+        """Note which units gave anything but zero, once for each tensor however many modules pass it on."""
+        address = tensor.data_ptr()
+        if address in self._seen or not tensor.numel() or not 0 <= units < tensor.dim():
+            return
+        self._seen.add(address)
+        activation = self._activations.setdefault(site, _Activation("relu"))
+        with torch.no_grad():
+            alive = tensor.detach().transpose(0, units).flatten(1).abs().amax(1) > 0
+        if activation.alive is not None and activation.alive.shape == alive.shape:
+            alive = alive | activation.alive
+        activation.alive = alive
+        self._count(site, activation, tensor.numel() // tensor.shape[units])
+
+    def _see_bounded(self, site: str, tensor: torch.Tensor, form: str) -> None:
+        activation = self._activations.setdefault(site, _Activation(form))
+        with torch.no_grad():
+            values = tensor.detach()
+            far = (values - 0.5).abs() > 0.49 if form == "sigmoid" else values.abs() > 0.99
+            activation.shares.append(float(far.float().mean()))
+        self._count(site, activation, tensor.shape[0])
+
+    def _count(self, site: str, activation: _Activation, samples: int) -> None:
+        activation.batches += 1
+        activation.samples += samples
+        if activation.batches < _BLOCK:
+            return
+        alive = activation.alive
+        self.recorder.note(
+            "activation",
+            {
+                "site": site,
+                "form": activation.form,
+                "batches": activation.batches,
+                "samples": activation.samples,
+                "units": 0 if alive is None else alive.numel(),
+                "dead": 0 if alive is None else int((~alive).sum()),
+                "saturated": median(activation.shares) if activation.shares else 0.0,
+            },
+        )
+        activation.clear()
+
+    # ---------------------------------------------------------------- what leaves a model
+
+    def _see_root(self, call: Call) -> None:
+        """Compare the outputs of a step with each other, those of all calls: a model may see one class a call."""
+        found = next((leaf for _, leaf in walk(call.output) if leaf.is_floating_point()), None)
+        if (
+            found is None
+            or found.grad_fn is None
+            or found.dim() < 1
+            or found.shape[0] < 4
+            or not found.numel()
+        ):
+            return
+        seen = self._outputs.setdefault(call.entry.name, _Outputs())
+        if seen.serial != self._serial:
+            self._judge_outputs(call.entry.name, seen)
+            seen.serial, seen.low, seen.high, seen.inputs_differ = self._serial, None, None, False
+        with torch.no_grad():
+            sample = _sample(found)
+            low, high = sample.amin(0), sample.amax(0)
+            if seen.low is not None and seen.high is not None and seen.low.shape == low.shape:
+                low, high = torch.minimum(low, seen.low), torch.maximum(high, seen.high)
+            seen.low, seen.high = low, high
+            seen.inputs_differ = seen.inputs_differ or _inputs_differ(call, found.shape[0])
+
+    def _judge_outputs(self, name: str, seen: _Outputs) -> None:
+        if seen.low is None or seen.high is None or not seen.inputs_differ:
+            return
+        spread = float((seen.high - seen.low).max())
+        largest = float(torch.maximum(seen.high.abs(), seen.low.abs()).max())
+        if not spread <= 1e-4 * largest + 1e-30:
+            seen.equal_steps = 0
+            return
+        if not seen.equal_steps:
+            seen.since = self.recorder.step - 1
+        seen.equal_steps += 1
+        if seen.equal_steps >= _BLOCK and not seen.was_told:
+            seen.was_told = True
+            self.recorder.note(
+                "equal-outputs",
+                {
+                    "site": name,
+                    "since": seen.since,
+                    "steps": seen.equal_steps,
+                    "spread": spread,
+                    "largest": largest,
+                },
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout == torch.strided and value.device.type != "meta"
+
+
+def _inputs_differ(call: Call, samples: int) -> bool:
+    """Return whether a batch holds different samples; one that cannot be compared does not count."""
+    for _, leaf in walk((call.args, call.kwargs)):
+        if _is_plain(leaf) and leaf.numel() and leaf.dim() and leaf.shape[0] == samples:
+            rows = _sample(leaf)
+            return bool((rows != rows[:1]).any())
+    return False
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a few samples and features of a tensor as float: enough to tell whether rows differ."""
+    rows = tensor.detach()[:_SAMPLES]
+    return rows.reshape(len(rows), -1)[:, :_FEATURES].float()
+
+
+def _name_activation(node: Any) -> str:
+    """Return the activation a tensor comes from, seen through reshaping and pooling, or nothing."""
+    for _ in range(4):
+        name = node.name()
+        if name in _RELU:
+            return "relu"
+        if name in _BOUNDED:
+            return _BOUNDED[name]
+        if name not in _PASSING or node.next_functions[0][0] is None:
+            return ""
+        node = node.next_functions[0][0]
+    return ""
