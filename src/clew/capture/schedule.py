@@ -14,6 +14,10 @@ _BANK_STEPS: Final = 2.0
 """Unspent time may be saved up for this many recorded steps, not more: no bursts after a pause."""
 
 
+_PROBE_EVERY: Final = 25
+"""After the start of a run, one recorded step in so many is probed for the doctor."""
+
+
 class Schedule:
     """Decides, step by step, what is due; told afterwards what each step took and cost."""
 
@@ -27,6 +31,7 @@ class Schedule:
         self._bank = 0.0
         self._cost = 0.0
         self._since_last = 0
+        self._probed_at = 0
 
     def is_due(self, step: int) -> bool:
         """Return whether this step is recorded in full."""
@@ -35,6 +40,15 @@ class Schedule:
         if self.every is not None:
             return step % self.every == 0
         return self._bank >= self._cost or self._since_last >= _LONGEST_GAP
+
+    def is_probed(self, step: int) -> bool:
+        """Return whether the rules get a closer look at this step, which costs more than its statistics."""
+        if step < self.warmup_steps or step <= self._forced_until:
+            return True
+        if self.recorded - self._probed_at < _PROBE_EVERY:
+            return False
+        self._probed_at = self.recorded
+        return True
 
     def force(self, step: int, *, steps: int) -> None:
         """Make this and the following steps due whatever they cost: something was found here."""

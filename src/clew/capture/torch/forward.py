@@ -170,7 +170,7 @@ class ForwardLens:
                 entry = self.roots.adopt(module)
             if entry.wanted and not entry.off:
                 self._record_call(entry, args, kwargs, output)
-            if recorder.on_call and not recorder.in_backward:
+            if recorder.probing and recorder.on_call and not recorder.in_backward:
                 recorder.ask(recorder.on_call, Call(module, entry, args, kwargs, output, is_root))
         except Exception as error:  # noqa: BLE001 - ours to answer for
             name = entry.name if entry is not None else type(module).__name__

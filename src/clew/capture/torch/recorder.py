@@ -106,6 +106,8 @@ class Recorder:
         self.step = 0
         self.serial = 0
         self.due = self.schedule.is_due(0)
+        self.probing = True
+        """Whether the probes look at this step: at the start of a run, and now and then later."""
         self.closing = False
         self.in_backward = 0
         self.has_repeats = False
@@ -277,6 +279,7 @@ class Recorder:
             self.step += 1
             self.serial += 1
             self.due = self.schedule.is_due(self.step)
+            self.probing = self.due and self.schedule.is_probed(self.step)
             self.clock.switch(before)
 
     def _hand_over(self, *, partial: bool) -> None:
