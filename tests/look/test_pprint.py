@@ -7,6 +7,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,6 +152,16 @@ def test_numbers_of_the_summary_are_right(model, x):
     grad = next(each for each in stem["weights"] if each["name"] == "stem.weight")["grad"]
     assert grad["mean"] == pytest.approx(model.stem.weight.grad.mean().item(), rel=1e-4)
     model.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0], [1.0, 2.0], [1.0, 1.0, 5.0, 9.0], [2.0, 2.0, 2.0, 7.0], [4.0, -1.0, 0.0]]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8])
+def test_the_median_is_that_of_numpy(values, dtype):
+    x = torch.tensor(values).abs().to(dtype)
+    data = json.loads(clew.pprint(lambda t: t + 0, x, summary=True, to="json"))
+    assert data["rows"][0]["outputs"][0]["data"]["median"] == np.median(x.numpy())
 
 
 def test_a_nan_spoils_neither_its_neighbours_nor_its_own_numbers():

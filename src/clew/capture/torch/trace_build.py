@@ -117,20 +117,23 @@ class _Builder:
         name = raw.name or "constant"
         if raw.producer >= 0:
             name = self._names[raw.producer] + (f":{raw.index}" if raw.index else "")
-        return TensorNode(
-            id=number,
-            name=name,
-            role=raw.role,
-            shape=tuple(raw.shape),
-            dtype=_short(raw.dtype),
-            device=_short(raw.device),
-            needs_grad=raw.needs_grad,
-            producer=raw.producer,
-            stats=self._measures.values.get(number),
-            grad_stats=self._measures.grads.get(number),
-            aliases=self._aliases.get(raw.name, ()) if raw.role in ("param", "buffer") else (),
-            source=self._sources.place(raw.source) if raw.source else "",
-        )
+        # By position, and the rest only where there is any: thousands of these are made.
+        shape, dtype, device = tuple(raw.shape), _short(raw.dtype), _short(raw.device)
+        rest = self._extras(number, raw)
+        return TensorNode(number, name, raw.role, shape, dtype, device, raw.needs_grad, raw.producer, **rest)
+
+    def _extras(self, number: int, raw: RawTensor) -> dict[str, Any]:
+        """Return what few tensors have: statistics, further names, the line that made a constant."""
+        found: dict[str, Any] = {}
+        if number in self._measures.values:
+            found["stats"] = self._measures.values[number]
+        if number in self._measures.grads:
+            found["grad_stats"] = self._measures.grads[number]
+        if raw.name in self._aliases and raw.role in ("param", "buffer"):
+            found["aliases"] = self._aliases[raw.name]
+        if raw.source:
+            found["source"] = self._sources.place(raw.source)
+        return found
 
     def operations(self) -> tuple[Operation, ...]:
         """Return the operations, each as deep as its deepest input."""
@@ -147,21 +150,22 @@ class _Builder:
         outputs = [self.tensors[each] for each in raw.outputs]
         named = name_arguments(raw.function, raw.args, raw.kwargs)
         place, code = self._sources.look_up(raw.source)
+        needs_grad = any(tensor.needs_grad for tensor in outputs)
         return Operation(
-            id=number,
-            name=self._names[number],
-            op=raw.op,
-            inputs=tuple(raw.inputs),
-            outputs=tuple(raw.outputs),
-            args=plain_arguments(named),
-            site=raw.site,
-            call=raw.call,
-            source=place,
-            code=code,
-            needs_grad=any(tensor.needs_grad for tensor in outputs),
-            depth=depth,
-            macs=count_macs(raw.op, named, inputs, outputs),
-            bytes=count_bytes(raw.op, inputs, outputs, is_view=raw.is_view),
+            number,
+            self._names[number],
+            raw.op,
+            tuple(raw.inputs),
+            tuple(raw.outputs),
+            plain_arguments(named),
+            raw.site,
+            raw.call,
+            place,
+            code,
+            needs_grad,
+            depth,
+            count_macs(raw.op, named, inputs, outputs),
+            count_bytes(raw.op, inputs, outputs, is_view=raw.is_view),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from clew.capture.torch.trace_recorder import RawOperation
 
 
-def measure(tensor: torch.Tensor) -> dict[str, float] | None:
+def measure(tensor: torch.Tensor, *, with_median: bool = True) -> dict[str, float] | None:
     """Return the statistics of one tensor and its median; None for one without readable values."""
     rows = Rows(capacity=1)
     try:
@@ -27,23 +28,27 @@ def measure(tensor: torch.Tensor) -> dict[str, float] | None:
         return None
     rows.settle()
     stats = dict(zip(STAT_NAMES, rows.values[0].tolist(), strict=True))
-    stats["median"] = median(tensor)
+    has_bad = bool(stats["nan"] or stats["pos_inf"] or stats["neg_inf"])
+    stats["median"] = median(tensor, has_bad=has_bad) if with_median else math.nan
     return stats
 
 
-def median(tensor: torch.Tensor) -> float:
+def median(tensor: torch.Tensor, *, has_bad: bool = True) -> float:
     """Return the median of the finite elements, the mean of the middle two; NaN when there are none."""
-    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_quantized:
-        return float("nan")
+    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        return math.nan
     values = tensor.detach().flatten()
-    if values.is_floating_point():
+    values = values.float() if values.dtype.itemsize < 4 else values
+    if has_bad and values.is_floating_point():
         values = values[values.isfinite()]
-    values = values.double()
     count = values.numel()
     if not count:
-        return float("nan")
-    upper = float(values.kthvalue(count // 2 + 1).values)
-    return upper if count % 2 else (upper + float(values.kthvalue(count // 2).values)) / 2
+        return math.nan
+    lower = values.median()
+    if count % 2 or int((values <= lower).sum()) > count // 2:
+        return float(lower)
+    # torch gives the lower of the middle two; the upper one is the next larger value.
+    return (float(lower) + float(values[values > lower].min())) / 2
 
 
 class Measurer:
@@ -84,9 +89,8 @@ class Measurer:
         if grad is not None:
             self._keep(self.measures.grads, index, grad)
 
-    @staticmethod
-    def _keep(table: dict[int, dict[str, float]], index: int, tensor: torch.Tensor) -> None:
+    def _keep(self, table: dict[int, dict[str, float]], index: int, tensor: torch.Tensor) -> None:
         with torch.no_grad():
-            stats = measure(tensor)
+            stats = measure(tensor, with_median=self._wants_values)
         if stats is not None:
             table[index] = stats
