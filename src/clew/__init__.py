@@ -33,8 +33,11 @@ _HOMES = {
     "diagnose": "clew.api.doctor",
     "rule": "clew.doctor.rule",
     "Found": "clew.doctor.rule",
+    "trace_nonfinite": "clew.api.nonfinite",
+    "explain_nonfinite": "clew.api.nonfinite",
     "ClewError": "clew.errors",
     "CheckError": "clew.errors",
+    "NonFiniteError": "clew.errors",
     "CheckWarning": "clew.errors",
 }
 

@@ -89,6 +89,16 @@ class CheckError(ClewError):
         self.details = dict(details or {})
 
 
+class NonFiniteError(ClewError):
+    """An operation made a NaN or an infinity; ``verdict`` says which one, where and from what."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", next_step: str = "", verdict: Any = None) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.verdict = verdict
+
+
 class CheckWarning(UserWarning):
     """A check with ``warn=True`` failed while nothing was being recorded."""
 

@@ -95,6 +95,12 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.in_optimizer = False
+        self.excuse: Callable[[Event], bool] | None = None
+        """Asked of each bad operation: may it be? What it says yes to counts as meant."""
+        self.on_bad: Callable[[Event], None] | None = None
+        """Called after each operation that made or carried on a bad value nobody meant."""
+        self.before_write: Callable[[torch.Tensor], None] | None = None
+        """Called with each tensor that an operation is about to write into."""
         self._role_of = role_of or (lambda _: "")
         self._site = site or (lambda: "")
         self._writers: dict[int, int] = {}
@@ -113,6 +119,13 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         self._note(func, args, kwargs, result=result, before=before)
         return result
+
+    def forget(self) -> None:
+        """Drop what was noted: a new step begins."""
+        self.events.clear()
+        self._writers.clear()
+        self._meant.clear()
+        self._by_sequence.clear()
 
     def writer_of(self, tensor: torch.Tensor) -> int:
         """Return the operation that last wrote into a tensor's memory, or -1."""
@@ -159,6 +172,9 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look_before(self, args: Any, kwargs: Any) -> tuple[tuple[Value, ...], list[torch.Tensor]]:
         """An operation in place leaves nothing of its inputs: they are measured and kept beforehand."""
         tensors = list(tensors_in((args, kwargs)))
+        if self.before_write is not None:
+            for tensor in tensors:
+                self.before_write(tensor)
         # Below this mode nothing records autograd, and the copies are gone with the event.
         return tuple(self.measure(tensor) for tensor in tensors), [tensor.clone() for tensor in tensors]
 
@@ -184,6 +200,8 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in outputs:
             self._writers[_address(tensor)] = event.index
             self._mark(tensor, meant=event.meant)
+        if self.on_bad is not None and event.bad and not event.meant:
+            self.on_bad(event)
 
     def _note_bad(
         self, event: Event, given: Any, *, outputs: Any, measured: tuple[Value, ...], before: Any
@@ -193,7 +211,9 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         clean = [v for v in inputs if not (v.is_bad and not self._is_meant_value(v))]
         event.bad = True
         event.outputs, event.inputs = measured, inputs
-        event.meant = self._writes_on_purpose(event.op, given, measured, inputs)
+        event.meant = self._writes_on_purpose(event.op, given, measured, inputs) or (
+            self.excuse is not None and self.excuse(event)
+        )
         if len(clean) == len(inputs) and not event.meant:
             culprit = next(i for i, value in enumerate(measured) if value.is_bad)
             event.elements = tuple(find_elements(outputs[culprit], tensors))

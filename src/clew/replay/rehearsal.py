@@ -31,11 +31,25 @@ class _Shown(BaseException):
 
 
 class Rehearsal:
-    """Runs a piece of training and stops at the first bad loss, gradient or parameter."""
+    """Runs a piece of training and stops at the first bad loss, gradient or parameter.
 
-    def __init__(self, registry: Registry, batch: Iterable[torch.Tensor] = ()) -> None:
+    ``on_symptom`` is called instead of stopping; ``adopts`` names models that the registry does not know yet when
+    they are first called.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        batch: Iterable[torch.Tensor] = (),
+        *,
+        on_symptom: Callable[[Symptom], None] | None = None,
+        adopts: bool = False,
+    ) -> None:
         self._registry = registry
+        self._on_symptom = on_symptom or _stop
+        self._adopts = adopts
         self._batch = {id(tensor) for tensor in batch}
+        self.batch_size: int | None = None
         self._path: list[str] = []
         self.lens = OpLens(role_of=self._role_of, site=self._site)
         self.symptom: Symptom | None = None
@@ -47,7 +61,7 @@ class Rehearsal:
 
     def run(self, step: Callable[[], object]) -> None:
         """Execute a step under the lens; ``symptom`` says what showed, None when nothing did."""
-        self._install()
+        self.install()
         try:
             with self.lens:
                 result = step()
@@ -57,18 +71,33 @@ class Rehearsal:
         except Exception as error:  # noqa: BLE001 - the way did not work; the caller tries another
             self.error = error
         finally:
-            self._patches.undo()
+            self.remove()
 
     # ---------------------------------------------------------------- where it stops
 
-    def _install(self) -> None:
+    def install(self) -> None:
+        """Begin to see module calls, backward passes and optimizers."""
         self._patches.replace(torch.nn.Module, "_call_impl", self._make_call)
         self._patches.replace(torch.autograd, "backward", self._make_backward)
         self._patches.on_undo(register_optimizer_step_pre_hook(self._before_optimizer).remove)
         self._patches.on_undo(register_optimizer_step_post_hook(self._after_optimizer).remove)
 
+    def begin_step(self) -> None:
+        """Drop what was noted of the step before."""
+        self.lens.forget()
+        self._batch.clear()
+        self.losses.clear()
+        self.prints.clear()
+        self.symptom = None
+
+    def remove(self) -> None:
+        """Leave torch as it was found."""
+        self._patches.undo()
+
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._adopts:
+                self._adopt(module, (args, kwargs))
             entry = self._registry.modules.get(id(module))
             self._path.append(entry.name if entry is not None else type(module).__name__)
             try:
@@ -116,9 +145,18 @@ class Rehearsal:
             self.symptom = Symptom(
                 kind, name, self.lens.writer_of(tensor), self.losses[-1] if self.losses else None
             )
-            raise _Shown
+            self._on_symptom(self.symptom)
 
     # ---------------------------------------------------------------- what is what
+
+    def _adopt(self, module: torch.nn.Module, given: Any) -> None:
+        """Name a model that is called for the first time, and what it is called with."""
+        if id(module) not in self._registry.modules:
+            self._registry.add_tree(module)
+        if not self._path:
+            batch = [leaf for _, leaf in walk(given) if leaf.grad_fn is None]
+            self._batch |= set(map(id, batch))
+            self.batch_size = int(batch[0].shape[0]) if batch and batch[0].dim() else None
 
     def _site(self) -> str:
         return self._path[-1] if self._path else ""
@@ -133,3 +171,7 @@ class Rehearsal:
         if entry is not None:
             return f"parameter {entry.name}" if tensor.requires_grad else f"buffer {entry.name}"
         return "batch" if id(tensor) in self._batch else ""
+
+
+def _stop(_: Symptom) -> None:
+    raise _Shown

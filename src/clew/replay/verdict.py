@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clew.replay.hint import hint_for, hint_for_outside
 from clew.replay.locate import Origin, find_origin
+from clew.replay.words import say
 
 if TYPE_CHECKING:
     from clew.replay.lens import Event, OpLens, Value
@@ -37,6 +38,11 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain data."""
         return asdict(self)
+
+    def __str__(self) -> str:
+        if not self.found:
+            return "; ".join(self.notes) or "nothing was NaN or infinite"
+        return f"{say(self.to_json())}; {self.hint}" if self.hint else say(self.to_json())
 
 
 def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) -> Verdict:

@@ -89,10 +89,10 @@ def write_back(tensor: torch.Tensor, copy: torch.Tensor, version: int) -> None:
     with torch.no_grad():
         tensor.copy_(copy)
     if version >= 0:
-        _set_version(tensor, version)
+        set_version(tensor, version)
 
 
-def _set_version(tensor: torch.Tensor, version: int) -> None:
+def set_version(tensor: torch.Tensor, version: int) -> None:
     """A graph the user still holds may have saved this tensor: to it, nothing has happened."""
     set_counter = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
     if set_counter is None:
