@@ -95,6 +95,7 @@ class Recording:
             optimizers=optimizers,
             annex=self._doctor or notes,
         )
+        self._writer.before_flush = self._session.recorder.hand_over_if_free
         if self._doctor is not None:
             self._doctor.guard = self._session.recorder.guard
         explain_bad_steps(

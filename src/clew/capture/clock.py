@@ -39,13 +39,13 @@ class StepClock:
         self.switch(self.phase)
         self._marked = self._times.copy()
 
-    def split(self) -> dict[str, float]:
-        """End the step at the mark (or now) and return its phases in seconds; what came after is carried over."""
+    def split(self) -> list[float]:
+        """End the step at the mark (or now) and return its seconds by phase; what came after is carried over."""
         self.switch(self.phase)
         ended = self._marked if self._marked is not None else self._times.copy()
         self._times = [later - earlier for later, earlier in zip(self._times, ended, strict=True)]
         self._marked = None
-        return dict(zip(PHASES, ended, strict=True))
+        return ended
 
     def restart(self) -> None:
         """Forget what was measured and begin again: the watch was paused."""

@@ -41,6 +41,7 @@ class SiteTable:
         root: str = "",
         trainable: bool = False,
         source: str = "",
+        args: str = "",
     ) -> int:
         """Return the number of the site of this name, made now if it is new."""
         known = self._by_name.get(name)
@@ -49,7 +50,17 @@ class SiteTable:
         number = len(self._sites)
         self._by_name[name] = number
         self._sites.append(
-            Site(number, name, role, type=type, parent=parent, root=root, trainable=trainable, source=source)
+            Site(
+                number,
+                name,
+                role,
+                type=type,
+                parent=parent,
+                root=root,
+                trainable=trainable,
+                source=source,
+                args=args,
+            )
         )
         self.shapes.append(None)
         self._changed.add(number)

@@ -61,6 +61,8 @@ class Writer:
         self.folder = Path(folder)
         self.rank_folder = layout.rank_folder(self.folder, info.rank)
         self.stopped = ""
+        self.before_flush: Callable[[], None] | None = None
+        """Called by the writing thread before it writes: whoever holds records back hands them over now."""
         self._info = replace(info, state="recording")
         self._flush_seconds = max(flush_seconds, 0.001)
         self._quota = quota_bytes
@@ -217,6 +219,8 @@ class Writer:
                 self._gate.wait_for(self._is_urgent, self._flush_seconds)
                 if self._is_closed:
                     return
+            if self.before_flush is not None:
+                self.before_flush()
             self._flush()
 
     def _is_urgent(self) -> bool:

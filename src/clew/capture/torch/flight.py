@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from clew.capture.torch.randomness import RandomStates
+from clew.model.schema import STAT_INDEX
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
 
+_NAN, _POS_INF, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["pos_inf"], STAT_INDEX["neg_inf"]
 _SMALL: Final = 4096
 _MOST_CALLS: Final = 24
-_MOST_LOOKED_AT: Final = 6
+_MOST_LOOKED_AT: Final = 4
 """A NaN that flows through a backward pass reaches the small gradients (biases, norms) on its way."""
 
 
@@ -46,7 +48,9 @@ class Flight:
         self._random = RandomStates()
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._trees = -1
-        self._rows = Rows(capacity=_MOST_LOOKED_AT)
+        self._rows = Rows(capacity=1)
+        # Plain memory: after a backward pass every call into numpy runs on cold caches.
+        self._numbers = memoryview(self._rows.values.data).cast("B").cast("d")
         self._looked_at = -1
         self._small: list[TensorEntry] = []
 
@@ -79,13 +83,12 @@ class Flight:
         return self._find_bad([(entry, parameter) for entry, parameter in living if parameter is not None])
 
     def _find_bad(self, tensors: list[tuple[TensorEntry, torch.Tensor]]) -> str:
-        rows = self._rows
-        for row, (_, tensor) in enumerate(tensors):
-            rows.measure(tensor, row)
-        bad = rows.values[: len(tensors), 1:4]
-        if not bad.any():
-            return ""
-        return tensors[int(bad.any(axis=1).argmax())][0].name
+        numbers = self._numbers
+        for entry, tensor in tensors:
+            self._rows.measure(tensor, 0)
+            if numbers[_NAN] or numbers[_POS_INF] or numbers[_NEG_INF]:
+                return entry.name
+        return ""
 
     def _small_parameters(self) -> list[TensorEntry]:
         registry = self.recorder.registry

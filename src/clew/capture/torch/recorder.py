@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import torch
 
 from clew.capture.assemble import (
     DROPPED,
     KIND_SHIFT,
     SITE_SHIFT,
-    Columns,
     Layout,
-    copy_rows,
-    drop_unseen,
-    merge_repeats,
 )
-from clew.capture.clock import CLEW, PHASES, StepClock
+from clew.capture.clock import CLEW, StepClock
+from clew.capture.draft import Draft
 from clew.capture.guard import Guard
 from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
@@ -33,13 +27,11 @@ from clew.capture.torch.registry import Registry
 from clew.capture.turns import take_turns
 from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord
-from clew.model.schema import KIND_INDEX, STAT_INDEX, STAT_NAMES
+from clew.model.schema import KIND_INDEX
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
     from clew.capture.settings import Settings
     from clew.capture.torch.registry import ModuleEntry
@@ -48,8 +40,8 @@ if TYPE_CHECKING:
 
 _STEPS_AFTER_FINDING: Final = 3
 _MEMORY_SECONDS: Final = 1.0
-_NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
-_TIMES: Final = {name: f"time.{name}" for name in PHASES}
+_LONGEST_BACKLOG: Final = 32
+_BACKLOG_SECONDS: Final = 0.25
 
 KIND_OUTPUT: Final = KIND_INDEX["output"] << KIND_SHIFT
 KIND_INPUT: Final = KIND_INDEX["input"] << KIND_SHIFT
@@ -134,6 +126,8 @@ class Recorder:
         self.hashes = settings.hashes
         self.hists = settings.histograms
         self._memory_at = 0.0
+        self._backlog: list[Draft] = []
+        self._handed_over_at = 0.0
         self.copies: list[tuple[int, int]] = []
         self._nothing = self._layout = Layout([], [])
         self._pid = os.getpid()
@@ -251,6 +245,7 @@ class Recorder:
     def force_due(self) -> None:
         """Record the rest of this step and the next ones in full: something was found."""
         self.schedule.force(self.step, steps=_STEPS_AFTER_FINDING)
+        self._handed_over_at = 0.0  # nothing waits on the backlog while something is wrong
         self.due = True
 
     # ---------------------------------------------------------------- steps
@@ -283,28 +278,61 @@ class Recorder:
             self.clock.switch(before)
 
     def _hand_over(self, *, partial: bool) -> None:
-        was_due = self.due
-        phases = self.clock.split()
-        self.rows.settle()
-        self._settle_scalars(phases, partial=partial)
-        record = self._build_record()
+        """Put what the step left on the backlog; it is worked off in one go now and then.
+
+        Right after a step the caches are full of tensors and every line of Python is slow. A few dozen steps
+        handed over together cost a fraction of what they would cost one by one.
+        """
+        was_due, phases = self.due, self.clock.split()
+        self._settle_scalars(partial=partial)
+        self._backlog.append(
+            Draft(
+                step=self.step,
+                due=was_due,
+                phases=phases,
+                layout=self._choose_layout(),
+                rows=self.rows.take(len(self.keys)) if self.keys else None,
+                has_repeats=self.has_repeats or DROPPED in self.keys,
+                scalars=self.scalars,
+                batches=self.batches,
+            )
+        )
+        self._clear()
+        cost = phases[CLEW]
+        self.schedule.account(self.step, was_due=was_due, wall_seconds=sum(phases), cost_seconds=cost)
+        if len(self._backlog) >= _LONGEST_BACKLOG or perf_counter() - self._handed_over_at > _BACKLOG_SECONDS:
+            self.hand_over()
+
+    @take_turns
+    def hand_over(self) -> None:
+        """Work off the backlog: records to the sink, numbers to whoever shows them."""
+        self._handed_over_at = perf_counter()
+        backlog, self._backlog = self._backlog, []
         changes = self.sites.take_changes()
         if changes:
             self.sink.add_sites(changes)
-        self.sink.put(record)
-        self._clear()
-        wall = sum(phases.values())
-        self.schedule.account(self.step, was_due=was_due, wall_seconds=wall, cost_seconds=phases["clew"])
-        if self.on_step is not None:
-            self.on_step(self, record)
+        faults = self.guard.take()
+        for draft in backlog:
+            record = draft.finish(faults)
+            faults = ()
+            self.sink.put(record)
+            if self.on_step is not None:
+                self.on_step(self, record)
 
-    def _settle_scalars(self, phases: dict[str, float], *, partial: bool) -> None:
+    def hand_over_if_free(self) -> None:
+        """Work off the backlog from another thread, unless the training thread is at it: it must not wait."""
+        if not self._backlog or not self.lock.acquire(blocking=False):
+            return
+        try:
+            self.hand_over()
+        finally:
+            self.lock.release()
+
+    def _settle_scalars(self, *, partial: bool) -> None:
         for name, tensor, ordinal in self.waiting:
             self.scalars.append(Scalar(name, float(tensor.double().mean()), ordinal))
             if name == "loss":
                 self.last_loss = self.scalars[-1].value
-        self.scalars += [Scalar(_TIMES[name], seconds) for name, seconds in phases.items() if seconds]
-        self.scalars.append(Scalar("clew.recorded", float(self.due)))
         if partial:
             self.scalars.append(Scalar("clew.partial", 1.0))
         now = perf_counter()
@@ -312,58 +340,13 @@ class Recorder:
             self._memory_at = now
             self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
 
-    def _build_record(self) -> StepRecord:
+    def _choose_layout(self) -> Layout:
         if not self.keys:
-            return self._build_bare_record()
-        layout = self._layout
-        if not layout.fits(self.keys, self.copies):
-            layout = self._layout = Layout(self.keys, self.copies)
+            return self._nothing
+        if not self._layout.fits(self.keys, self.copies):
+            self._layout = Layout(self.keys, self.copies)
         self.rows.reserve(len(self.keys))
-        columns = Columns(layout.packed, *self.rows.take(len(self.keys)))
-        copy_rows(columns, layout)
-        batches = self._stamp_batches(columns.hashes) if self.batches else ()
-        if self.has_repeats or DROPPED in self.keys:
-            columns = merge_repeats(drop_unseen(columns))
-            layout = Layout(columns.keys.tolist(), [])
-        if len(layout.grads):
-            norm = math.sqrt(np.square(columns.values[layout.grads, STAT_INDEX["l2"]]).sum())
-            self.scalars.append(Scalar("grad_norm", norm))
-        return StepRecord(
-            step=self.step,
-            sites=layout.sites,
-            kinds=layout.kinds,
-            ordinals=layout.ordinals,
-            modes=layout.modes,
-            values=columns.values,
-            hashes=columns.hashes,
-            hists=columns.hists,
-            scalars=tuple(self.scalars),
-            batches=batches,
-            faults=self.guard.take(),
-        )
-
-    def _build_bare_record(self) -> StepRecord:
-        """Most steps of a thinned run leave numbers only; the empty arrays are made once."""
-        nothing = self._nothing
-        return StepRecord(
-            step=self.step,
-            sites=nothing.sites,
-            kinds=nothing.kinds,
-            ordinals=nothing.ordinals,
-            modes=nothing.modes,
-            values=_NO_VALUES,
-            scalars=tuple(self.scalars),
-            faults=self.guard.take(),
-        )
-
-    def _stamp_batches(self, hashes: NDArray[np.uint64] | None) -> tuple[Batch, ...]:
-        """Give each batch its fingerprint; until now it held the row that was being measured."""
-        if hashes is None:
-            return tuple(replace(batch, fingerprint=0) for batch in self.batches)
-        return tuple(
-            replace(batch, fingerprint=int(hashes[batch.fingerprint]) if batch.fingerprint >= 0 else 0)
-            for batch in self.batches
-        )
+        return self._layout
 
     def _clear(self) -> None:
         self.copies = []
@@ -381,8 +364,9 @@ class Recorder:
         """Hand over what the last step left, also when it did not come to its end."""
         if self.closing:
             self.end_step()
-        if self.keys or self.waiting:
+        if self.keys or self.waiting or self.losses:
             self.end_step(partial=True)
+        self.hand_over()
 
     def is_child(self) -> bool:
         """Return whether this is a forked copy: nothing in it may write."""

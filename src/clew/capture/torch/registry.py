@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.arguments import describe_arguments
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -115,6 +117,7 @@ class Registry:
             type=f"{kind.__module__}.{kind.__qualname__}",
             parent=parent,
             root=tree.root if tree else "",
+            args=describe_arguments(module),
         )
         entry = ModuleEntry(name, number, wanted=self._sites.is_wanted(name))
         self.modules[id(module)] = entry

@@ -99,6 +99,7 @@ class TorchSession:
         if self.recorder.asleep:
             return
         self.recorder.before_event()
+        self.recorder.hand_over()
         self._switch_off()
 
     def resume(self) -> None:

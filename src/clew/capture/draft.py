@@ -1,0 +1,80 @@
+"""What a step left, as it left it; made into a record later, when there is time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clew.capture.assemble import Columns, Layout, copy_rows, drop_unseen, merge_repeats
+from clew.capture.clock import PHASES
+from clew.model.record import Scalar, StepRecord
+from clew.model.schema import STAT_INDEX, STAT_NAMES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from clew.model.record import Batch, Fault
+
+_NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
+_TIMES: Final = tuple(f"time.{name}" for name in PHASES)
+
+
+@dataclass(slots=True)
+class Draft:
+    """One step before it is a record. ``rows`` are its numbers as the kernel left them, or None without any."""
+
+    step: int
+    due: bool
+    phases: list[float]
+    layout: Layout
+    rows: tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None] | None
+    has_repeats: bool
+    scalars: list[Scalar]
+    batches: list[Batch]
+
+    def finish(self, faults: tuple[Fault, ...]) -> StepRecord:
+        """Return the record."""
+        self.scalars += [Scalar(name, value) for name, value in zip(_TIMES, self.phases, strict=True) if value]
+        self.scalars.append(Scalar("clew.recorded", float(self.due)))
+        columns, layout = self._assemble()
+        return StepRecord(
+            step=self.step,
+            sites=layout.sites,
+            kinds=layout.kinds,
+            ordinals=layout.ordinals,
+            modes=layout.modes,
+            values=columns.values,
+            hashes=columns.hashes,
+            hists=columns.hists,
+            scalars=tuple(self.scalars),
+            batches=self._stamp_batches(),
+            faults=faults,
+        )
+
+    def _assemble(self) -> tuple[Columns, Layout]:
+        layout = self.layout
+        if self.rows is None:
+            return Columns(layout.packed, _NO_VALUES, None, None), layout
+        columns = Columns(layout.packed, *self.rows)
+        copy_rows(columns, layout)
+        if self.has_repeats:
+            columns = merge_repeats(drop_unseen(columns))
+            layout = Layout(columns.keys.tolist(), [])
+        if len(layout.grads):
+            norms = columns.values[layout.grads, STAT_INDEX["l2"]]
+            self.scalars.append(Scalar("grad_norm", math.sqrt(float(np.square(norms).sum()))))
+        return columns, layout
+
+    def _stamp_batches(self) -> tuple[Batch, ...]:
+        """Give each batch its fingerprint; until now it held the row that was being measured."""
+        hashes = self.rows[1] if self.rows is not None else None
+        return tuple(
+            replace(
+                batch,
+                fingerprint=int(hashes[batch.fingerprint]) if hashes is not None and batch.fingerprint >= 0 else 0,
+            )
+            for batch in self.batches
+        )
