@@ -8,6 +8,8 @@ for 100 classes. One forward pass calls 57 functions.
     clew pprint examples/nnabla_tutorial.py:make_model --input 4,3,128,128
 """
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -79,14 +81,51 @@ def print_function(function):
     print(function.args)
 
 
-def main():
-    model = make_model()
-    x = torch.randn(4, 3, 128, 128)
+def visit(model, x):
+    """Look at every function in forward order, or stop at the first that fits."""
     graph = clew.trace(model, x)
     graph.visit(print_function)
     print(f"{len(graph)} functions")
     print("uses dropout:", graph.visit_check(lambda function: function.type == "dropout"))
     print("convolutions of block-0:", [each.name for each in graph.find("block-0.*", op="conv2d")])
+    return graph
+
+
+def draw(graph, folder):
+    """Draw the network, and once more with arguments and what needs a gradient."""
+    print("picture:", graph.save(folder / "network.svg"))
+    print("page with all details:", graph.save(folder / "network.html", verbose=True))
+
+
+def find_bottlenecks(graph):
+    """Name the functions that multiply and move the most."""
+    for what in ("macs", "bytes"):
+        worst = max(graph, key=lambda function: getattr(function, what))
+        print(f"most {what}: {worst.name} with {getattr(worst, what):,}, called at {worst.source}")
+
+
+def find_bad_values(model, x):
+    """Return the functions with NaN or Inf in an output or in its gradient, the first of each pass first."""
+    graph = clew.trace(model, x, summary=True, backward=True)
+    forward = [each.name for each in graph if any(is_bad(tensor.stats) for tensor in each.outputs)]
+    backward = [each.name for each in graph if any(is_bad(tensor.grad_stats) for tensor in each.outputs)]
+    return forward, backward[::-1]
+
+
+def is_bad(stats):
+    return stats is not None and stats["nan"] + stats["pos_inf"] + stats["neg_inf"] > 0
+
+
+def main(size=128, folder=Path()):
+    model = make_model()
+    x = torch.randn(4, 3, size, size)
+    graph = visit(model, x)
+    clew.pprint(model, x, summary=True, backward=True, depth=1)
+    draw(graph, folder)
+    find_bottlenecks(graph)
+    print("NaN or Inf:", find_bad_values(model, x))
+    x[0, 0, 0, 0] = float("inf")
+    print("the same with a bad pixel, first of each pass:", [names[0] for names in find_bad_values(model, x)])
 
 
 if __name__ == "__main__":

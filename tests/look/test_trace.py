@@ -80,11 +80,17 @@ def test_tutorial_network_has_57_functions():
     assert graph.visit_check(lambda function: function.type == "dropout") is False
 
 
-def test_tutorial_runs_as_written(capsys):
-    load_example("nnabla_tutorial").main()
+def test_tutorial_runs_as_written(capsys, tmp_path):
+    load_example("nnabla_tutorial").main(size=32, folder=tmp_path)
     text = capsys.readouterr().out
     assert text.count("==========") == 57
-    assert "57 functions" in text
+    assert "57 functions\nuses dropout: False\n" in text
+    assert "output data" in text
+    assert (tmp_path / "network.svg").stat().st_size > 1000
+    assert (tmp_path / "network.html").stat().st_size > 1000
+    assert "most macs: block-0.in-block-1.conv" in text
+    assert "NaN or Inf: ([], [])" in text
+    assert "first of each pass: ['first-conv', " in text
 
 
 def test_names_sites_lines_and_needs_grad():

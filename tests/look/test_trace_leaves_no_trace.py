@@ -100,6 +100,19 @@ def test_nothing_changes_when_the_model_raises():
     assert_same(before, everything(model))
 
 
+def test_a_module_made_on_the_way_does_not_stay():
+    class Grows(nn.Module):
+        def forward(self, x):
+            if not hasattr(self, "head"):
+                self.head = nn.Linear(x.shape[-1], 2)
+            return self.head(x)
+
+    model = Grows()
+    graph = clew.trace(model, torch.ones(1, 3))
+    assert [operation.op for operation in graph] == ["linear"]
+    assert list(model.children()) == []
+
+
 def test_a_graph_in_flight_survives_a_trace_between_forward_and_backward():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     x = torch.randn(4, 3)

@@ -33,13 +33,14 @@ def unchanged(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 class _KeptModule:
     """A module with what it held of its own: references to everything, copies of the buffers' values."""
 
-    __slots__ = ("attributes", "buffers", "copies", "module", "parameters")
+    __slots__ = ("attributes", "buffers", "children", "copies", "module", "parameters")
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.attributes = dict(vars(module))
         self.parameters = dict(module._parameters)
         self.buffers = dict(module._buffers)
+        self.children = dict(module._modules)
         self.copies = [
             (buffer, buffer.detach().clone(), version_of(buffer))
             for _, buffer in module.named_buffers(recurse=False)
@@ -52,6 +53,7 @@ class _KeptModule:
             _put_back(vars(self.module), self.attributes)
             _put_back(self.module._parameters, self.parameters)
             _put_back(self.module._buffers, self.buffers)
+            _put_back(self.module._modules, self.children)
         for tensor, copy, version in self.copies:
             # BatchNorm writes its statistics without counting the write, so only the values tell.
             if not tensor.is_meta and not torch.equal(tensor, copy):
