@@ -396,6 +396,13 @@ def test_hugging_face_model_with_the_librarys_lines():
     assert {graph.tensors[number].name for number in graph.inputs} == {"input_ids", "labels"}
 
 
+def test_a_library_whose_name_begins_like_torch_is_not_torch():
+    file = str(Path(torch.__file__).parent) + "vision/models.py"
+    namespace = {}
+    exec(compile("def forward(x):\n    return x.relu()\n", file, "exec"), namespace)
+    assert clew.trace(namespace["forward"], torch.ones(1))["relu"].source == "torchvision/models.py:2"
+
+
 def test_a_tensor_gives_the_graph_behind_it():
     model = Net()
     loss = F.cross_entropy(model(torch.randn(2, 4)), torch.tensor([0, 1]))

@@ -7,6 +7,7 @@ worked out from it afterwards (``trace_build``). No intermediate tensor is kept 
 from __future__ import annotations
 
 import numbers
+import os
 import sys
 import sysconfig
 import threading
@@ -456,8 +457,8 @@ class _Thing:
 _BORDERS: Final = frozenset({"call_module", "run_forward"})
 """Names of our own functions that stand between a module and its caller, and around the whole pass."""
 
-_TORCH_HOME: Final = str(Path(torch.__file__).parent)
-_CLEW_HOME: Final = str(Path(clew.__file__).parent)
+_TORCH_HOME: Final = str(Path(torch.__file__).parent) + os.sep
+_CLEW_HOME: Final = str(Path(clew.__file__).parent) + os.sep
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 _KINDS: dict[str, int] = {}
 
@@ -467,7 +468,7 @@ def _classify(filename: str) -> int:
     kind = _USER
     if filename.startswith(_TORCH_HOME):
         kind = _TORCH
-    elif filename.startswith(_CLEW_HOME) and not filename.startswith(_CLEW_HOME + "/testing"):
+    elif filename.startswith(_CLEW_HOME) and not filename.startswith(_CLEW_HOME + "testing"):
         kind = _OURS
     elif filename.startswith((_STANDARD_LIBRARY, "<frozen")) and "site-packages" not in filename:
         kind = _TORCH
