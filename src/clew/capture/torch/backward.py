@@ -85,6 +85,7 @@ class BackwardLens:
             if not recorder.in_backward:
                 recorder.before_event()
             if is_root and not recorder.in_backward:
+                recorder.ask(recorder.on_pass, True)
                 self._record_losses(tensors)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "loss", step=recorder.step)
@@ -113,6 +114,7 @@ class BackwardLens:
         try:
             if is_root and not recorder.in_backward:
                 self.roots.backward_done = True
+                recorder.ask(recorder.on_pass, False)
                 if not self.is_scaled and (name := recorder.flight.find_bad_gradient()):
                     recorder.report_bad("gradient", name)
                 if recorder.due and not self.optimizers.owns_parameters():

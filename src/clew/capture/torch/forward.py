@@ -124,12 +124,17 @@ class ForwardLens:
         self._begin_root(module, args, kwargs)
         before = clock.switch(EVAL if thread.tag else FORWARD)
         thread.depth = 1
+        around = self._find_around(module) if self.recorder.around is not None else None
         try:
-            output = original(module, *args, **kwargs)
+            if around is None:
+                output = original(module, *args, **kwargs)
+            else:
+                with around:
+                    output = original(module, *args, **kwargs)
             if thread.recording:
                 self._observe(module, args, kwargs, output, is_root=True)
             if self.recorder.on_root:
-                self._ask_root(module, output)
+                self._ask_root(module, args, kwargs, output)
         finally:
             thread.depth = 0
             thread.recording = False
@@ -151,11 +156,21 @@ class ForwardLens:
 
     # ---------------------------------------------------------------- outputs
 
-    def _ask_root(self, module: torch.nn.Module, output: Any) -> None:
+    def _ask_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         recorder = self.recorder
         before = recorder.clock.switch(CLEW)
-        recorder.ask(recorder.on_root, module, output)
+        recorder.ask(recorder.on_root, module, args, kwargs, output)
         recorder.clock.switch(before)
+
+    def _find_around(self, module: torch.nn.Module) -> Any:
+        """Return what a probe wants this root call to run in, or None."""
+        recorder = self.recorder
+        try:
+            return recorder.around(module) if recorder.around is not None else None
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.around = None
+            recorder.guard.fault(error, "around a root call", step=recorder.step)
+            return None
 
     def _observe(
         self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, *, is_root: bool = False

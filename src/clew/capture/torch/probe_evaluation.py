@@ -30,7 +30,7 @@ class EvaluationProbe:
         patches.on_undo(self._finish)
         self.recorder.note("probe", {"probe": "evaluation"})
 
-    def _see(self, module: torch.nn.Module, output: Any) -> None:
+    def _see(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             self._finish()
             self._see_compiler()

@@ -118,7 +118,13 @@ class Recorder:
         self.on_call: list[Callable[[Call], None]] = []
         """Probes: called after each module call of a recorded step, recomputed forwards left out."""
         self.on_root: list[Callable[..., None]] = []
-        """Probes: called after every root call, recorded or not, with the module and its output."""
+        """Probes: called after every root call, recorded or not, with the module, its arguments and its output."""
+        self.around: Callable[[torch.nn.Module], Any] | None = None
+        """A probe that may give a context manager to run a root call in, or None."""
+        self.on_pass: list[Callable[[bool], None]] = []
+        """Probes: called with True before a backward pass that fills ``.grad``, with False after it."""
+        self.on_error: list[Callable[[BaseException], None]] = []
+        """Probes: called with the exception that ends the training."""
         self.on_loss: list[Callable[[torch.Tensor], None]] = []
         """Probes: called with each root of a backward pass before it runs, its graph still whole."""
         self.last_loss: float | None = None
