@@ -28,7 +28,8 @@ class Site:
 
     ``role`` is one of ``module leaf parameter buffer batch loss``; ``type`` is the class name for a module
     (``torch.nn.modules.linear.Linear``) and the dtype for a tensor. ``order`` is the position of the first
-    execution, or -1 while it has not run. ``shape`` is the last shape seen.
+    execution, or -1 while it has not run. ``shape`` is the last shape seen. ``args`` are the plain attributes of a
+    module (``eps=1e-05; elementwise_affine=True``), as they were when it was first seen.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Site:
     source: str = ""
     root: str = ""
     trainable: bool = False
+    args: str = ""
 
 
 class Scalar(NamedTuple):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS: Final = 400
 _PLAIN: Final = (bool, int, float, str, torch.dtype)
+_NOT_ARGUMENTS: Final = ("training", "forward")
+"""The mode, which changes, and a forward that somebody has replaced on the instance."""
 
 
 def describe_arguments(module: torch.nn.Module) -> str:
@@ -21,7 +23,7 @@ def describe_arguments(module: torch.nn.Module) -> str:
 
 def _plain_attributes(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
     for name, value in module.__dict__.items():
-        if name.startswith("_") or name == "training":
+        if name.startswith("_") or name in _NOT_ARGUMENTS:
             continue
         text = _tell(value)
         if text is not None:

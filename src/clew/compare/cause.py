@@ -1,0 +1,268 @@
+"""Why two runs part, judged from the first step in which they do, in the order a person would reason.
+
+Same batch? Same weights? Then the forward pass in order of execution, the loss, the backward pass, the update. The
+first difference whose predecessors are all equal is the origin; its circumstances tell the class of the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from clew.compare.cause_forward import find_forward_origin, judge_module
+from clew.compare.diff_sides import differing_numbers, differing_seeds
+from clew.compare.origin import Origin
+from clew.model.schema import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from clew.compare.diff_rows import Columns, Rows
+    from clew.compare.diff_sides import Sides
+
+MOST_PARAMETERS: Final = 0.5
+"""When more than this share of the random initial weights differ and the seeds do too, the seed is the cause."""
+
+
+@dataclass(slots=True)
+class StepCase:
+    """One step of two runs: its rows with statistics, which of them differ, and what is known around it.
+
+    ``is_first``: no earlier step was compared. ``losses`` are those of both runs when they differ. ``is_known_before``:
+    the step before was compared in full, and was equal.
+    """
+
+    sides: Sides
+    step: int
+    rows: Rows
+    different: NDArray[np.bool_]
+    errors: NDArray[np.float64]
+    tolerances: NDArray[np.float64]
+    is_first: bool
+    is_known_before: bool
+    losses: tuple[float, float] | None = None
+    lone_a: Columns = field(default_factory=dict)
+    lone_b: Columns = field(default_factory=dict)
+
+    def first_of(self, *kinds: str) -> int:
+        """Return the first differing row of some kinds in order of execution, or -1."""
+        found = np.flatnonzero(self.different & self.rows.is_kind(*kinds))
+        return int(found[np.argmin(self.rows["seq"][found])]) if len(found) else -1
+
+    def count(self, *kinds: str) -> tuple[int, int]:
+        """Return how many rows of some kinds differ, and how many there are."""
+        chosen = self.rows.is_kind(*kinds)
+        return int((self.different & chosen).sum()), int(chosen.sum())
+
+    def lone(self, *kinds: str) -> list[tuple[str, str, str]]:
+        """Return side, site and kind of the rows of some kinds that one side lacks at a site of both."""
+        wanted = [KINDS.index(kind) for kind in kinds]
+        found = []
+        for side, rows, run in (("a", self.lone_a, self.sides.a), ("b", self.lone_b, self.sides.b)):
+            if rows:
+                chosen = np.flatnonzero(np.isin(rows["kind"], wanted) & (rows["pair"] >= 0))
+                found += [(side, run.sites[rows["site"][i]].name, KINDS[rows["kind"][i]]) for i in chosen]
+        return found
+
+    def origin(self, row: int, phase: str, cause: str, reason: str, **more: Any) -> Origin:
+        """Return a row as the origin of the difference."""
+        pair = int(self.rows["pair"][row])
+        a, b = self.sides.site_pair(pair)
+        kind = KINDS[self.rows["kind"][row]]
+        return Origin(
+            self.step,
+            phase,
+            a.name,
+            kind,
+            cause,
+            reason,
+            site_b=b.name,
+            op=a.type if a.role == "module" else "",
+            row=row,
+            is_within=bool(self.errors[row] <= self.tolerances[pair]),
+        ).changed(**more)
+
+
+def find_origin(case: StepCase) -> Origin | None:
+    """Return where and why the two runs part in a step, or None when nothing there differs."""
+    for look in _LOOKS:
+        found = look(case)
+        if found is not None:
+            return found
+    return None
+
+
+def _look_at_seeds(case: StepCase) -> Origin | None:
+    seeds = differing_seeds(case.sides)
+    row = case.first_of("param")
+    if not case.is_first or seeds is None or row < 0:
+        return None
+    random = case.rows.is_kind("param") & (case.rows.a["std"] > 0)
+    if (case.different & random).sum() <= MOST_PARAMETERS * random.sum():
+        return None
+    differ, count = case.count("param")
+    reason = f"{differ} of {count} initial weights differ, and the seeds do: {seeds[0]} in a, {seeds[1]} in b"
+    return case.origin(row, "weights", "randomness", reason)
+
+
+def _look_at_data(case: StepCase) -> Origin | None:
+    row = case.first_of("batch")
+    if row >= 0:
+        return case.origin(row, "data", "data", f"the batches differ{_say_samples(case)}")
+    lone = case.lone("batch")
+    if lone and not case.sides.is_fragment:
+        side, site, kind = lone[0]
+        reason = f"only run {side} is given this tensor as often as it is"
+        return Origin(case.step, "data", site, kind, "data", reason)
+    return None
+
+
+def _say_samples(case: StepCase) -> str:
+    """Return what the loaders say about the samples of the step, where they say anything."""
+    drawn = []
+    for run in (case.sides.a, case.sides.b):
+        table = run.batches()
+        found = [table["indices"][row] for row in np.flatnonzero(table["step"] == case.step)]
+        drawn.append([int(each) for each in next((one for one in found if len(one)), ())])
+    a, b = drawn
+    if not a or not b:
+        return ""
+    if a == b:
+        return ", though they are made of the same samples of the data set"
+    if sorted(a) == sorted(b):
+        return ": the same samples in another order"
+    return f": other samples were drawn ({_few(a)} in a, {_few(b)} in b)"
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:4])) + (" …" if len(numbers) > 4 else "")
+
+
+def _look_at_weights(case: StepCase) -> Origin | None:
+    row = case.first_of("param")
+    if row < 0:
+        return None
+    differ, count = case.count("param")
+    many = f"{differ} of {count} weights differ"
+    if case.is_first:
+        alone = "this initial weight differs, and no other" if differ == 1 else f"{many} from the start"
+        seeds = differing_seeds(case.sides)
+        told = f"; the seeds are {seeds[0]} and {seeds[1]}" if seeds else ""
+        return case.origin(row, "weights", "initial-weight", alone + told)
+    numbers = differing_numbers(case.sides, case.step - 1)
+    if case.is_known_before and case.rows.is_kind("update").any() and not numbers:
+        reason = f"{many}, though the updates before were equal: they were changed outside the optimizer"
+    elif numbers:
+        reason = f"{many}; {_say_numbers(numbers)}"
+    else:
+        reason = f"{many}; the step in which they parted was not recorded in full"
+    return case.origin(row, "weights", _cause_of(numbers), reason)
+
+
+def _look_at_parameters(case: StepCase) -> Origin | None:
+    """A parameter that one side lacks, of a module that both have: a missing bias."""
+    if case.sides.is_fragment or not case.is_first:
+        return None
+    for side, names, sites in (
+        ("a", case.sides.alignment.only_a, case.sides.sites_a),
+        ("b", case.sides.alignment.only_b, case.sides.sites_b),
+    ):
+        alone = set(names)
+        for name in names:
+            parent = name.rpartition(".")[0]
+            if sites[name].role == "parameter" and "@" not in name and parent and parent not in alone:
+                other = "b" if side == "a" else "a"
+                reason = f"run {other} has no such parameter"
+                return Origin(case.step, "weights", name, "param", "structure", reason, side=side)
+    return None
+
+
+def _look_at_loss(case: StepCase) -> Origin | None:
+    row = case.first_of("loss")
+    if row < 0 and case.losses is None:
+        return None
+    if not case.rows.is_kind("output").any():
+        a, b = case.losses or (float("nan"), float("nan"))
+        reason = f"the loss is {a:.6g} in a and {b:.6g} in b, and this step was not recorded in full"
+        numbers = differing_numbers(case.sides, case.step - 1)
+        told = f"; {_say_numbers(numbers)}" if numbers else ""
+        return Origin(case.step, "loss", "loss", "loss", _cause_of(numbers, "operation"), reason + told)
+    reason = "all outputs of the model are equal and the loss is not"
+    if case.losses is not None:
+        reason += f" ({case.losses[0]:.6g} in a, {case.losses[1]:.6g} in b)"
+    reason += ": an argument of the loss function, or targets that were not recorded"
+    if row >= 0:
+        return case.origin(row, "loss", "argument", reason)
+    return Origin(case.step, "loss", "loss", "loss", "argument", reason, is_within=_is_close(case.losses))
+
+
+def _is_close(losses: tuple[float, float] | None) -> bool:
+    return losses is not None and abs(losses[0] - losses[1]) <= 4 * 2.0**-20 * max(map(abs, losses))
+
+
+def _look_at_backward(case: StepCase) -> Origin | None:
+    lone = case.lone("grad")
+    if lone and not case.sides.is_fragment:
+        side, site, _ = lone[0]
+        reason = f"it has a gradient in run {side} only: frozen, or not used by the loss, in the other"
+        return Origin(case.step, "backward", site, "grad", "gradient", reason)
+    row = case.first_of("grad_output", "grad")
+    if row < 0:
+        return None
+    reason = "outputs and loss are equal and the gradients are not"
+    if case.first_of("grad_output") < 0 and case.rows.is_kind("grad_output").any():
+        reason += "; those of the activations are: look at what happens between backward and the optimizer"
+    return case.origin(row, "backward", "gradient", reason)
+
+
+def _look_at_update(case: StepCase) -> Origin | None:
+    row = case.first_of("update", "state")
+    if row < 0:
+        return None
+    numbers = differing_numbers(case.sides, case.step)
+    reason = "gradients are equal and the updates are not"
+    reason += f": {_say_numbers(numbers)}" if numbers else "; all numbers of the optimizers are equal"
+    found = case.origin(row, "update", _cause_of(numbers), reason)
+    return found.changed(is_within=False) if numbers else found
+
+
+def _look_at_buffers(case: StepCase) -> Origin | None:
+    row = case.first_of("buffer")
+    if row < 0:
+        return None
+    return judge_module(case, row)
+
+
+def _cause_of(numbers: dict[str, tuple[Any, Any]], otherwise: str = "optimizer") -> str:
+    if any(name.partition("[")[0] == "lr" for name in numbers):
+        return "learning-rate"
+    return "optimizer" if numbers else otherwise
+
+
+def _say_numbers(numbers: dict[str, tuple[Any, Any]]) -> str:
+    shown = [
+        f"{name.removeprefix('group.')} is {_value(a)} in a and {_value(b)} in b"
+        for name, (a, b) in list(numbers.items())[:4]
+    ]
+    return ", ".join(shown) + (f" and {len(numbers) - 4} more" if len(numbers) > 4 else "")
+
+
+def _value(number: float | None) -> str:
+    return "absent" if number is None else f"{number:.6g}"
+
+
+_LOOKS: Final[tuple[Callable[[StepCase], Origin | None], ...]] = (
+    _look_at_seeds,
+    _look_at_data,
+    _look_at_weights,
+    _look_at_parameters,
+    find_forward_origin,
+    _look_at_loss,
+    _look_at_backward,
+    _look_at_update,
+    _look_at_buffers,
+)

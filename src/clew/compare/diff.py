@@ -1,0 +1,297 @@
+"""The difference of two runs: whether they are the same, and if not, the first place where they part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from clew.compare import verdict
+from clew.compare.cause import StepCase, find_origin
+from clew.compare.diff_noise import find_limits
+from clew.compare.diff_rows import match_rows, relative_errors
+from clew.compare.diff_sides import STAT_FACTOR, join_sides
+from clew.compare.origin import EXPLAINED_BY_ROUNDING, Origin
+from clew.model.schema import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from clew.compare.align import Pair
+    from clew.compare.diff_rows import Columns, Rows
+    from clew.compare.diff_sides import Sides
+    from clew.query import Run
+
+PHASES: Final = {
+    "batch": 0, "param": 1, "input": 2, "output": 2, "loss": 3, "grad_output": 4, "grad": 4, "update": 5, "state": 5,
+    "buffer": 6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """A tensor that differs in the first step in which the runs part.
+
+    ``verdict`` is ``origin``, ``different`` or ``rounding``; ``error`` is relative to the tensor's typical magnitude,
+    by statistics, and infinite for other numbers of elements, NaNs or infinities.
+    """
+
+    site: str
+    site_b: str
+    kind: str
+    ordinal: int
+    rank: int
+    verdict: str
+    error: float
+    mean_a: float
+    mean_b: float
+    l2_a: float
+    l2_b: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What the comparison of two runs found; ``first`` is None when they are the same.
+
+    ``is_identical``: every hash is equal. ``renamed`` are the pairs whose names differ, ``steps`` how many steps the
+    runs have and how many were compared, ``notes`` what the reader must know to trust the verdict.
+    """
+
+    is_same: bool
+    is_identical: bool
+    sentence: str
+    first: Origin | None = None
+    tensors: tuple[TensorDifference, ...] = ()
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    renamed: tuple[Pair, ...] = ()
+    steps: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as plain data."""
+        return verdict.to_json(self)
+
+
+def diff_runs(
+    a: Run, b: Run, *, names: Mapping[str, str] | None = None, baseline: tuple[Run, Run] | None = None
+) -> Diff:
+    """Compare two runs; differences within the noise of ``baseline``, two runs that should be equal, do not count."""
+    sides = join_sides(a, b, names=names)
+    return _Comparison(sides, baseline).judge()
+
+
+class _Comparison:
+    """The steps of a comparison: find what differs, the first step, its origin, and say it."""
+
+    def __init__(self, sides: Sides, baseline: tuple[Run, Run] | None) -> None:
+        self.sides = sides
+        self.by_statistics = sides.by_statistics()
+        self.tolerances = sides.tolerances()
+        self.rows = match_rows(sides)
+        self.steps = np.unique(self.rows["step"])
+        self.notes = verdict.find_notes(sides, self.steps)
+        self.limits = find_limits(sides, baseline, self.tolerances) if baseline is not None else None
+        self.losses = _differing_losses(sides)
+        self._full_until = _full_until(sides)
+
+    def judge(self) -> Diff:
+        if not len(self.rows) and not self.losses:
+            return self._finish(None, is_same=False, sentence=verdict.say_nothing_common(self.sides))
+        if self.limits is not None:
+            return self._judge_by_noise()
+        exact = self._different_by_hash()
+        origin, case = self._find(exact, self.losses)
+        if origin is None:
+            return self._judge_structure()
+        if not (origin.is_within and origin.cause in EXPLAINED_BY_ROUNDING):
+            return self._finish(origin, case)
+        return self._judge_beyond(lambda rows: self.tolerances[rows["pair"]], origin, case)
+
+    def _judge_by_noise(self) -> Diff:
+        assert self.limits is not None  # the caller has looked
+        limits = self.limits
+        exact = self._different_by_hash()
+        origin, case = self._find(exact, {})
+        if origin is None:
+            return self._judge_structure()
+        return self._judge_beyond(limits.of, origin, case)
+
+    def _judge_beyond(self, limits: Any, origin: Origin, case: StepCase | None) -> Diff:
+        """Judge by what is beyond the limits; when nothing is, the runs are the same within them."""
+        rows = match_rows(self.sides, with_stats=True)
+        beyond = self._different(rows) & (relative_errors(rows) > limits(rows))
+        losses = (
+            {} if self.limits is not None else {s: v for s, v in self.losses.items() if not _is_close(*v)}
+        )
+        found, found_case = self._find(beyond, losses, limits)
+        if found is None:
+            measured = self.limits is not None
+            return self._finish(
+                None, is_same=True, sentence=verdict.say_close(rows, origin, measured=measured)
+            )
+        self.notes.append(verdict.say_rounding_before(origin))
+        return self._finish(found, found_case or case)
+
+    # --- what differs ---
+
+    def _different_by_hash(self) -> NDArray[np.bool_]:
+        rows = self.rows
+        if self._unhashed(rows).any():
+            rows = match_rows(self.sides, with_stats=True)
+        return self._different(rows)
+
+    def _unhashed(self, rows: Rows) -> NDArray[np.bool_]:
+        return np.asarray((rows["hash_a"] == 0) | (rows["hash_b"] == 0) | self.by_statistics[rows["pair"]])
+
+    def _different(self, rows: Rows) -> NDArray[np.bool_]:
+        different = np.asarray(rows["hash_a"] != rows["hash_b"])
+        unhashed = self._unhashed(rows)
+        if unhashed.any():
+            allowed = np.where(self.by_statistics, np.maximum(self.tolerances, 1e-5), 0.0)[rows["pair"]]
+            different = np.where(unhashed, relative_errors(rows) > allowed, different)
+        return different
+
+    # --- the first step ---
+
+    def _find(
+        self, different: NDArray[np.bool_], losses: dict[int, tuple[float, float]], limits: Any = None
+    ) -> tuple[Origin | None, StepCase | None]:
+        candidates = [int(self.rows["step"][different].min())] if different.any() else []
+        candidates += [min(losses)] if losses else []
+        candidates += self._structural_steps() if limits is None else []
+        for step in sorted(set(candidates)):
+            case = self._case(step, losses.get(step), limits)
+            origin = find_origin(case)
+            if origin is not None:
+                return origin, case
+        return None, None
+
+    def _structural_steps(self) -> list[int]:
+        """Return the first step when parameters are missing, and the first at which a gradient or a batch is."""
+        if self.sides.is_fragment or not len(self.steps):
+            return []
+        found = [int(self.steps[0])]
+        for lone in (self.rows.lone_a, self.rows.lone_b):
+            wanted = np.isin(lone["kind"], [KINDS.index("grad"), KINDS.index("batch")]) & (lone["pair"] >= 0)
+            steps = lone["step"][wanted & (lone["step"] < self._full_until)]
+            found += [int(steps.min())] if len(steps) else []
+        return found
+
+    def _case(self, step: int, losses: tuple[float, float] | None, limits: Any) -> StepCase:
+        rows = match_rows(self.sides, step=step, with_stats=True)
+        errors = relative_errors(rows)
+        different = self._different(rows)
+        if limits is not None:
+            different = different & (errors > limits(rows))
+        is_full = step < self._full_until
+        nothing: Columns = {}
+        return StepCase(
+            self.sides,
+            step,
+            rows,
+            different,
+            errors,
+            self.tolerances,
+            is_first=not len(self.steps) or step <= self.steps[0],
+            is_known_before=bool((self.steps == step - 1).any()),
+            losses=losses,
+            lone_a=rows.lone_a if is_full else nothing,
+            lone_b=rows.lone_b if is_full else nothing,
+        )
+
+    # --- the verdict ---
+
+    def _judge_structure(self) -> Diff:
+        """All numbers are equal; sites that one side alone has are a difference of their own."""
+        lone = verdict.find_lone_module(self.sides)
+        if lone is None:
+            return self._finish(None, is_same=True, sentence=verdict.say_identical(self.sides, self.rows))
+        step = int(self.steps[0]) if len(self.steps) else 0
+        side, site, count = lone
+        reason = f"{count} modules are in run {side} only" if count > 1 else f"it is in run {side} only"
+        reason += "; all numbers that both runs have are equal"
+        return self._finish(
+            Origin(step, "forward", site.name, "output", "structure", reason, side=side, op=site.type)
+        )
+
+    def _finish(
+        self,
+        origin: Origin | None,
+        case: StepCase | None = None,
+        *,
+        is_same: bool = False,
+        sentence: str = "",
+    ) -> Diff:
+        alignment = self.sides.alignment
+        return Diff(
+            is_same=is_same,
+            is_identical=is_same and not self._different_by_hash().any() and not self.losses,
+            sentence=sentence if origin is None else verdict.say_origin(origin),
+            first=origin,
+            tensors=_list_tensors(case, origin) if case is not None and origin is not None else (),
+            only_a=alignment.only_a,
+            only_b=alignment.only_b,
+            renamed=tuple(pair for pair in alignment.pairs if pair.a != pair.b),
+            steps={
+                "a": len(self.sides.a.steps),
+                "b": len(self.sides.b.steps),
+                "compared": len(self.steps),
+            },
+            notes=tuple(self.notes),
+        )
+
+
+def _differing_losses(sides: Sides) -> dict[int, tuple[float, float]]:
+    """Return the losses of the steps at which both runs have one and they differ; NaN equals NaN."""
+    found: dict[int, tuple[float, float]] = {}
+    losses_a, losses_b = sides.a.scalars("loss"), sides.b.scalars("loss")
+    for name in losses_a.keys() & losses_b.keys():
+        a, b = losses_a[name], losses_b[name]
+        steps, rows_a, rows_b = np.intersect1d(a.steps, b.steps, return_indices=True)
+        x, y = a.values[rows_a], b.values[rows_b]
+        for index in np.flatnonzero((x != y) & ~(np.isnan(x) & np.isnan(y))):
+            found.setdefault(int(steps[index]), (float(x[index]), float(y[index])))
+    return found
+
+
+def _is_close(a: float, b: float) -> bool:
+    return abs(a - b) <= STAT_FACTOR * 2.0**-20 * max(abs(a), abs(b))
+
+
+def _full_until(sides: Sides) -> float:
+    """Return the first step that a run left out or broke off: from there on a missing row means nothing."""
+    ends = [np.inf]
+    for run in (sides.a, sides.b):
+        scalars = run.scalars("clew.recorded"), run.scalars("clew.partial")
+        ends += [float(s.steps[s.values == 0].min()) for s in scalars[0].values() if (s.values == 0).any()]
+        ends += [float(s.steps.min()) for s in scalars[1].values() if len(s)]
+    return min(ends)
+
+
+def _list_tensors(case: StepCase, origin: Origin) -> tuple[TensorDifference, ...]:
+    """Return what differs in the step, in the order in which a step goes."""
+    rows, sides = case.rows, case.sides
+    phases = np.array([PHASES.get(kind, 9) for kind in KINDS])[rows["kind"]]
+    chosen = np.flatnonzero(case.different)
+    chosen = chosen[np.lexsort((rows["seq"][chosen], phases[chosen]))]
+    found = []
+    for row in chosen.tolist():
+        a, b = sides.pairs[rows["pair"][row]].a, sides.pairs[rows["pair"][row]].b
+        within = case.errors[row] <= case.tolerances[rows["pair"][row]]
+        found.append(
+            TensorDifference(
+                a,
+                b,
+                KINDS[rows["kind"][row]],
+                int(rows["ordinal"][row]),
+                int(rows["rank"][row]),
+                "origin" if row == origin.row else "rounding" if within else "different",
+                float(case.errors[row]),
+                *(float(side[name][row]) for name in ("mean", "l2") for side in (rows.a, rows.b)),
+            )
+        )
+    return tuple(found)
