@@ -115,6 +115,20 @@ class Recorder:
         """Called with what is bad (loss, gradient, parameter) and its name, while the step can still be repeated."""
         self.note: Callable[[str, dict[str, Any]], None] = lambda _kind, _data: None
         """Takes something that happened in this step, as data that fits JSON; probes speak through it."""
+        self._make_room_for_probes()
+        self.last_loss: float | None = None
+        self.losses = 0
+        self.hashes = settings.hashes
+        self.hists = settings.histograms
+        self._memory_at = 0.0
+        self._backlog: list[Draft] = []
+        self._handed_over_at = 0.0
+        self.copies: list[tuple[int, int]] = []
+        self._nothing = self._layout = Layout([], [])
+        self._pid = os.getpid()
+        self._counts: dict[tuple[int, int], int] = {}
+
+    def _make_room_for_probes(self) -> None:
         self.on_call: list[Callable[[Call], None]] = []
         """Probes: called after each module call of a recorded step, recomputed forwards left out."""
         self.on_root: list[Callable[..., None]] = []
@@ -127,17 +141,6 @@ class Recorder:
         """Probes: called with the exception that ends the training."""
         self.on_loss: list[Callable[[torch.Tensor], None]] = []
         """Probes: called with each root of a backward pass before it runs, its graph still whole."""
-        self.last_loss: float | None = None
-        self.losses = 0
-        self.hashes = settings.hashes
-        self.hists = settings.histograms
-        self._memory_at = 0.0
-        self._backlog: list[Draft] = []
-        self._handed_over_at = 0.0
-        self.copies: list[tuple[int, int]] = []
-        self._nothing = self._layout = Layout([], [])
-        self._pid = os.getpid()
-        self._counts: dict[tuple[int, int], int] = {}
 
     # ---------------------------------------------------------------- rows
 
