@@ -20,9 +20,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.[c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## train a net that goes wrong under clew, then show what was recorded
-	$(BIN)/clew run --every 1 examples/demo_broken.py
+demo: $(STAMP)  ## a training goes NaN under clew, which names the line; then the record, and the mended training
+	$(BIN)/clew run examples/demo_nan.py
 	$(BIN)/clew show latest
+	$(BIN)/clew run examples/demo_nan.py --fixed
 
 test: $(STAMP)  ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
