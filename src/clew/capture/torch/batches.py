@@ -111,6 +111,7 @@ class BatchLens:
             index = pending.popleft() if pending else None
             addresses = frozenset(_address(leaf) for _, leaf in walk(batch))
             self._origins.append(_Origin(_name_loader(iterator), position, _flat(index), addresses))
+            recorder.ask(recorder.on_batch, iterator, batch)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "data loader", step=recorder.step)
         finally:

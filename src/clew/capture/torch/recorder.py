@@ -137,6 +137,8 @@ class Recorder:
         """A probe that may give a context manager to run a root call in, or None."""
         self.on_pass: list[Callable[[bool], None]] = []
         """Probes: called with True before a backward pass that fills ``.grad``, with False after it."""
+        self.on_batch: list[Callable[[Any, Any], None]] = []
+        """Probes: called with a loader's iterator and the batch it has given."""
         self.on_error: list[Callable[[BaseException], None]] = []
         """Probes: called with the exception that ends the training."""
         self.on_loss: list[Callable[[torch.Tensor], None]] = []
