@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from clew.doctor.case import Case
-from clew.doctor.engine import Doctor, fold, is_checkpoint
+from clew.doctor.engine import Doctor, Looks, fold
 from clew.store.findings import append_findings, write_findings
 from clew.store.verdicts import read_verdicts
 
@@ -56,7 +57,8 @@ class LiveDoctor:
         self._told: set[tuple[str, str]] = set()
         self._is_off = False
         self._is_due = False
-        self._was_alarmed = False
+        self._looks = Looks()
+        self._waiting: deque[dict[str, Any]] = deque()
         self._started = perf_counter()
         self._looking = 0.0
 
@@ -71,8 +73,9 @@ class LiveDoctor:
         if self._is_off:
             return
         try:
+            self._take_notes(record.step)
             self.case.add(record)
-            self._is_due = self._is_due or is_checkpoint(self.case.steps) or self._is_alarm(record)
+            self._is_due = self._looks.is_due(self.case, record) or self._is_due
             if self._is_due and self._may_look():
                 self._look()
         except Exception as error:  # noqa: BLE001 - ours to answer for
@@ -87,6 +90,7 @@ class LiveDoctor:
         if self._is_off:
             return
         try:
+            self._take_notes(math.inf)
             self.case.ended = True
             self.case.died = state == "died"
             self._look()
@@ -100,21 +104,18 @@ class LiveDoctor:
         """Keep a note in the run and take it into the case."""
         self._notes.add_note(step, kind, data)
         if not self._is_off:
-            self.case.add_note({"step": step, "kind": kind, **data})
+            # Steps are handed over later, several at a time: a note waits for the record of its step.
+            self._waiting.append({"step": step, "kind": kind, **data})
+
+    def _take_notes(self, step: float) -> None:
+        while self._waiting and self._waiting[0]["step"] <= step:
+            self.case.add_note(self._waiting.popleft())
 
     def add_media(self, step: int, name: str, data: bytes, suffix: str) -> None:
         """Keep a file in the run."""
         self._notes.add_media(step, name, data, suffix)
 
     # ---------------------------------------------------------------- looking
-
-    def _is_alarm(self, record: StepRecord) -> bool:
-        """Return whether the first NaN or infinity of the run has come up: that is not left to wait."""
-        if self._was_alarmed:
-            return False
-        loss = next((scalar.value for scalar in record.scalars if scalar.name == "loss"), 0.0)
-        self._was_alarmed = bool(self.case.bad) or not math.isfinite(loss)
-        return self._was_alarmed
 
     def _may_look(self) -> bool:
         elapsed = perf_counter() - self._started
@@ -123,8 +124,7 @@ class LiveDoctor:
     def _look(self) -> None:
         started = perf_counter()
         self._is_due = False
-        if self.case.bad or self._was_alarmed:
-            self.case.verdicts = read_verdicts(self._folder)
+        self.case.verdicts = read_verdicts(self._folder)
         fresh = self.doctor.look(self.case)
         self._looking += perf_counter() - started
         if fresh:

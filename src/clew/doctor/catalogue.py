@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "clew.rules"
 
-FAMILIES: Final[tuple[str, ...]] = ()
+FAMILIES: Final = ("inputs", "nonfinite", "activation", "progress", "update", "gradient", "timing", "ranks")
 """Modules of this package that register rules when they are imported, in the order of the catalogue."""
 
 _loaded: Final[set[str]] = set()

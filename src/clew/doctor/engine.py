@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from clew.doctor.case import Case
+    from clew.model.record import StepRecord
 
 _DETECTION_STEPS: Final = 20
 """A cause may need this many steps more than its consequence to be recognised; later it is no cause of it."""
@@ -22,9 +24,24 @@ _FIRST_LOOKS: Final = (3, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1
 _LOOK_EVERY: Final = 500
 
 
-def is_checkpoint(steps: int) -> bool:
-    """Return whether the rules look after this many steps: often at the start, then every few hundred."""
-    return steps in _FIRST_LOOKS or (steps > _FIRST_LOOKS[-1] and steps % _LOOK_EVERY == 0)
+class Looks:
+    """Says when the rules look: often at the start, then every few hundred steps, and at the first bad value."""
+
+    def __init__(self) -> None:
+        self._was_alarmed = False
+
+    def is_due(self, case: Case, record: StepRecord) -> bool:
+        """Return whether to look now that a case has taken a record."""
+        steps = case.steps
+        is_planned = steps in _FIRST_LOOKS or (steps > _FIRST_LOOKS[-1] and steps % _LOOK_EVERY == 0)
+        return self._is_alarm(case, record) or is_planned
+
+    def _is_alarm(self, case: Case, record: StepRecord) -> bool:
+        if self._was_alarmed:
+            return False
+        losses = (scalar.value for scalar in record.scalars if scalar.name == "loss")
+        self._was_alarmed = bool(case.bad) or not all(map(math.isfinite, losses))
+        return self._was_alarmed
 
 
 class Doctor:

@@ -55,7 +55,7 @@ class Found:
     key: str = ""
 
 
-class NotJudged(Exception):  # noqa: N818 - an answer, not a failure
+class NotJudged(Exception):
     """Raised by a rule that cannot judge this run, with the reason in words."""
 
 
@@ -140,7 +140,7 @@ def rule(
                 where=f"@clew.rule on {check.__name__}",
                 next_step="give your rule an id of its own",
             )
-        words = title or (check.__doc__ or name).strip().splitlines()[0].rstrip(".")
+        words = title or _as_title((check.__doc__ or name).strip().splitlines()[0])
         REGISTRY[id] = Rule(
             id=id, name=name, severity=severity, check=check, title=words, watches=watches, threshold=threshold,
             silent=silent, hint=hint, needs=tuple(needs), explains=tuple(explains), scope=scope,
@@ -160,3 +160,12 @@ def _check_words(severity: str, needs: tuple[str, ...], scope: str) -> None:
                 where="@clew.rule",
                 next_step=suggest(word, known) or f"known: {', '.join(known)}",
             )
+
+
+def _as_title(sentence: str) -> str:
+    """Return a sentence as it stands after a colon; a name such as GradScaler keeps its letters."""
+    first = sentence.split(" ", 1)[0]
+    begins = (
+        sentence if any(letter.isupper() for letter in first[1:]) else sentence[:1].lower() + sentence[1:]
+    )
+    return begins.rstrip(".")

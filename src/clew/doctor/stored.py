@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clew.doctor.case import Case
-from clew.doctor.engine import Doctor, is_checkpoint
+from clew.doctor.engine import Doctor, Looks
 from clew.model.record import Batch, Scalar, StepRecord
 from clew.model.schema import STAT_NAMES
 
@@ -34,10 +34,11 @@ def diagnose(
     doctor = Doctor(rules)
     cases = [_open_case(run, rank) for rank in run.ranks]
     for case in cases:
+        looks = Looks()
         for record in _feed(run, case):
             if on_record is not None:
                 on_record(case, record)
-            if is_checkpoint(case.steps):
+            if looks.is_due(case, record):
                 doctor.look(case)
         case.ended = run.state != "recording"
         case.died = run.state == "died"

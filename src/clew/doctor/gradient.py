@@ -1,0 +1,128 @@
+"""Gradients that vanish on their way down, or leave their own history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clew.doctor.measure import is_matrix, round_number, single_losses, weight_ratios
+from clew.doctor.rule import Found, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clew.doctor.case import Case
+    from clew.doctor.measure import Losses
+
+_FIRST: Final = 20
+
+
+@rule(
+    "N08",
+    "vanishing-gradient",
+    severity="warning",
+    watches="gradient over weight of every matrix, in order of execution",
+    threshold="median of the first layer below 1e-6 and of the second below 1e-5 of the largest, over 10 steps",
+    silent="in healthy models the first layer has at least 0.6 % of the largest",
+    hint="use residual connections, a normalisation layer, ReLU instead of sigmoid, or a larger initialisation",
+    needs=("kind:grad", "kind:param", "steps:10"),
+    explains=("V02", "O09"),
+)
+def vanishing_gradient(case: Case) -> Iterator[Found]:
+    """Gradients vanish before they reach the first layers."""
+    ratios = weight_ratios(case, "grad", first=_FIRST)
+    if len(np.unique(ratios.steps)) < 10:
+        return
+    medians = ratios.by_site()
+    for root in dict.fromkeys(case.sites[site].root for site in medians):
+        layers = _in_order(case, [site for site in medians if case.sites[site].root == root])
+        if len(layers) < 3:
+            continue
+        values = [medians[site] for site in layers]
+        largest = max(values)
+        if largest > 0 and values[0] < 1e-6 * largest and values[1] < 1e-5 * largest:
+            yield Found(
+                int(ratios.steps[0]),
+                site=case.name(layers[0]),
+                evidence={
+                    "first_layer": values[0],
+                    "second_layer": values[1],
+                    "largest": round_number(largest),
+                    "at": case.name(layers[int(np.argmax(values))]),
+                },
+            )
+            return
+
+
+def _in_order(case: Case, weights: list[int]) -> list[int]:
+    """Return weights in the order their modules run; embeddings, which get sparse gradients, are left out."""
+
+    def order(site: int) -> tuple[int, int]:
+        parent = case.sites.get(case.sites[site].parent)
+        return (parent.order if parent is not None and parent.order >= 0 else case.sites[site].order, site)
+
+    kept = [site for site in weights if is_matrix(case.sites.get(site)) and not _is_embedding(case, site)]
+    return sorted(kept, key=order)
+
+
+def _is_embedding(case: Case, site: int) -> bool:
+    parent = case.sites.get(case.sites[site].parent)
+    return parent is not None and "Embedding" in parent.type
+
+
+@rule(
+    "N06",
+    "exploding-gradient",
+    severity="warning",
+    watches="grad_norm against its own history",
+    threshold="three recorded steps in a row 100 times and 8 robust deviations above the median, and a worse loss",
+    silent="a single spike, or a norm that clipping handles, is no explosion",
+    hint="clip the gradient norm, lower the learning rate, or look at the layer where the growth starts",
+    needs=("scalar:grad_norm", "steps:20"),
+    explains=("V03",),
+)
+def exploding_gradient(case: Case) -> Iterator[Found]:
+    """The gradient norm leaves its own history."""
+    norms = case.scalar("grad_norm")
+    loss = single_losses(case)
+    if "clip.limit" in case.scalars or "scaler.scale" in case.scalars or loss is None or len(norms) < 15:
+        return
+    values = np.log10(np.maximum(norms.values, 1e-30))
+    good = np.isfinite(values)
+    values, steps = values[good], norms.steps[good]
+    for end in range(13, len(values) + 1):
+        before, last = values[max(0, end - 53) : end - 3], values[end - 3 : end]
+        middle = float(np.median(before))
+        spread = max(1.4826 * float(np.median(np.abs(before - middle))), 0.15)
+        if (
+            (last > middle + 2).all()
+            and (last > middle + 8 * spread).all()
+            and _is_worse(loss, int(steps[end - 3]))
+        ):
+            yield Found(
+                int(steps[end - 3]),
+                site=_find_growth(case, int(steps[end - 3])),
+                evidence={
+                    "grad_norm": round_number(float(10 ** last[0])),
+                    "median_before": round_number(float(10**middle)),
+                },
+            )
+            return
+
+
+def _is_worse(loss: Losses, step: int) -> bool:
+    before, after = loss.values[loss.steps < step], loss.values[loss.steps >= step]
+    if not len(before) or not len(after):
+        return False
+    return not float(np.median(after[:5])) < 1.5 * abs(float(np.median(before[-50:])))
+
+
+def _find_growth(case: Case, step: int) -> str:
+    """Return the weight whose gradient grew the most against its own median."""
+    growth: dict[int, float] = {}
+    for number, rows in case.by_site("grad", mode=None).items():
+        before, now = rows.stat("l2")[rows.steps < step], rows.stat("l2")[rows.steps >= step]
+        if len(before) and len(now) and np.median(before) > 0:
+            growth[number] = float(now[0] / np.median(before))
+    return case.name(max(growth, key=lambda site: growth[site])) if growth else ""

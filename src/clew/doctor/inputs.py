@@ -1,0 +1,85 @@
+"""Inputs in a scale that the model is not made for."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from clew.doctor.measure import round_number
+from clew.doctor.rule import Found, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clew.doctor.case import Case
+
+
+def _confirmed(case: Case, judge: Any) -> dict[str, Any] | None:
+    """Return the first note of a layer for which every batch that was looked at has the fault."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for note in case.noted("first-input"):
+        groups.setdefault(note["site"], []).append(note)
+    for notes in groups.values():
+        if len(notes) > 1 and all(judge(note) for note in notes):
+            return notes[0]
+    return None
+
+
+@rule(
+    "D07",
+    "unscaled-input",
+    severity="warning",
+    watches="what enters the first linear layers and convolutions, after any normalisation in the model",
+    threshold="an image from 0 to over 50; a mean of over 20 standard deviations and over 1; a value beyond 1e4",
+    silent="scaled inputs are near 1; what an embedding or a normalisation gives is not looked at",
+    hint="divide images by 255, or subtract the mean and divide by the standard deviation of the training data",
+    needs=("probe:stats", "note:first-input"),
+    explains=("L11", "O08", "N01", "N02", "N06", "N07", "M11", "M12", "M20", "O12", "V03", "M21", "N08"),
+)
+def unscaled_input(case: Case) -> Iterator[Found]:
+    """The input is not scaled."""
+    note = _confirmed(case, _is_unscaled)
+    if note is not None:
+        evidence = {name: round_number(note[name]) for name in ("min", "max", "mean", "std")}
+        yield Found(int(note["step"]), site=note["site"], evidence={**evidence, "shape": note["shape"]})
+
+
+def _is_unscaled(note: dict[str, Any]) -> bool:
+    low, high, mean, std = (float(note[name]) for name in ("min", "max", "mean", "std"))
+    if not all(map(math.isfinite, (low, high, mean, std))):
+        return False
+    largest = max(abs(low), abs(high))
+    if largest > 1e4 or (abs(mean) > 20 * std and abs(mean) > 1 and std > 0):
+        return True
+    return _is_image(note) and low >= 0 and 50 < high <= 255
+
+
+def _is_image(note: dict[str, Any]) -> bool:
+    """Return whether an input is an image, or the flat pixels of one: many dense numbers for each sample."""
+    shape = note["shape"]
+    if len(shape) > 3 and note["type"].startswith("Conv"):
+        return True
+    return len(shape) == 2 and shape[1] >= 64 and float(note["mean"]) > 5
+
+
+@rule(
+    "D08",
+    "input-scaled-twice",
+    severity="warning",
+    watches="images that enter the first convolution",
+    threshold="all values between 0 and 0.02",
+    silent="a scaled image reaches about 1",
+    hint="ToTensor divides by 255 already: take the second division out",
+    needs=("probe:stats", "note:first-input"),
+)
+def input_scaled_twice(case: Case) -> Iterator[Found]:
+    """The images are scaled twice."""
+    note = _confirmed(case, _is_tiny)
+    if note is not None:
+        evidence = {name: round_number(note[name]) for name in ("min", "max", "mean")}
+        yield Found(int(note["step"]), site=note["site"], evidence={**evidence, "shape": note["shape"]})
+
+
+def _is_tiny(note: dict[str, Any]) -> bool:
+    is_picture = len(note["shape"]) == 4 and note["shape"][1] in (1, 3, 4)
+    return is_picture and note["min"] >= 0 and 0 < note["max"] < 0.02

@@ -1,0 +1,312 @@
+"""How far steps move the weights: learning rates that are zero, too high or too low, lost updates, clipping."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clew.doctor.measure import (
+    HALF,
+    is_matrix,
+    learning_rate,
+    losses,
+    round_number,
+    single_losses,
+    skipped_steps,
+    weight_ratios,
+)
+from clew.doctor.rule import Found, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clew.doctor.case import Case
+
+_FIRST: Final = 20
+
+
+@rule(
+    "O07",
+    "zero-learning-rate",
+    severity="error",
+    watches="lr of every group",
+    threshold="the highest lr is below 1e-12 for the first 10 steps; a warning when it becomes so and stays so for 50",
+    silent="warm-up has one such step, a schedule's end a few",
+    hint="print the schedule: an integer division or a factor of 0 in it makes the rate 0",
+    needs=("optimizer", "steps:10"),
+    explains=("O09", "O10", "O11", "V02", "D06", "M20", "O05", "O06"),
+)
+def zero_learning_rate(case: Case) -> Iterator[Found]:
+    """The learning rate is 0."""
+    rates = learning_rate(case)
+    if len(rates) < 10:
+        return
+    off = rates.values < 1e-12
+    if off[:10].all():
+        yield Found(
+            int(rates.steps[0]),
+            evidence={"lr": float(rates.values[:10].max()), "steps": int(off.argmin() or len(off))},
+        )
+        return
+    stretch = int(off[::-1].argmin()) if not off.all() else len(off)
+    if stretch >= 50:
+        began = int(rates.steps[len(off) - stretch])
+        yield Found(
+            began,
+            severity="warning",
+            title="the learning rate has become 0 and training goes on",
+            evidence={"lr": 0.0, "steps": stretch},
+        )
+
+
+@rule(
+    "O08",
+    "learning-rate-too-high",
+    severity="warning",
+    watches="update over weight of every matrix, and the loss, at the start",
+    threshold="median ratio above 0.2 while the loss does not fall, or above 0.02 with the loss three times its first",
+    silent="healthy steps move a matrix by 0.1 % to 12 %; losses that change sign and several games are left out",
+    hint="divide the learning rate by 10",
+    needs=("kind:update", "kind:param", "scalar:loss"),
+    explains=(
+        "N01",
+        "N02",
+        "N03",
+        "N06",
+        "N07",
+        "V03",
+        "V02",
+        "M11",
+        "M12",
+        "M20",
+        "O12",
+        "D06",
+        "N08",
+        "M21",
+    ),
+)
+def learning_rate_too_high(case: Case) -> Iterator[Found]:
+    """Steps are so large that training diverges."""
+    ratios = weight_ratios(case, "update", first=_FIRST)
+    loss = single_losses(case)
+    if loss is None or not loss.is_positive or not len(ratios.values):
+        return
+    first, later = float(loss.values[0]), loss.values[1 : 2 * _FIRST]
+    broke = not np.isfinite(later).all()
+    if len(np.unique(ratios.steps)) < (3 if broke else 10) or not first > 0:
+        return
+    ratio = float(np.median(list(ratios.by_site().values())))
+    reached = float(np.median(later[-5:])) if not broke else float("inf")
+    too_far = ratio > 0.2 and not reached < 0.7 * first
+    diverged = ratio > 0.02 and reached > 3 * first
+    if too_far or diverged:
+        rate = learning_rate(case)
+        yield Found(
+            int(ratios.steps[0]),
+            evidence={
+                "median_update_ratio": round_number(ratio),
+                "first_loss": round_number(first),
+                "loss_after": round_number(reached),
+                "lr": float(rate.values[: 2 * _FIRST].max()) if len(rate) else 0.0,
+            },
+        )
+
+
+@rule(
+    "O09",
+    "learning-rate-too-low",
+    severity="warning",
+    watches="update over weight of every matrix in the first steps",
+    threshold="median ratio below 1e-6 over 10 steps while gradients are not zero and lr does not rise",
+    silent="healthy steps move a matrix a thousand times more; a warm-up rises",
+    hint="raise the learning rate",
+    needs=("kind:update", "kind:param", "kind:grad", "optimizer", "steps:10"),
+    explains=("V02", "D06"),
+)
+def learning_rate_too_low(case: Case) -> Iterator[Found]:
+    """Steps are so small that nothing is learned."""
+    ratios = weight_ratios(case, "update", first=_FIRST)
+    gradients = weight_ratios(case, "grad", first=_FIRST)
+    rate = learning_rate(case)
+    if len(np.unique(ratios.steps)) < 10 or not len(gradients.values) or not len(rate):
+        return
+    ratio = float(np.median(list(ratios.by_site().values())))
+    gradient = float(np.median(list(gradients.by_site().values())))
+    lowest, highest = float(rate.values[0]), float(rate.values.max())
+    rises = highest > 1.05 * max(lowest, 1e-30)
+    # Lost to precision, or held back by something else than the rate: other rules name that.
+    is_half = _share_of_half(case) > 0.5
+    expected = highest * gradient
+    if ratio < 1e-6 and gradient > 0 and highest > 1e-12 and not rises and not is_half and expected < 1e-4:
+        yield Found(
+            int(ratios.steps[0]),
+            evidence={"median_update_ratio": ratio, "lr": highest, "median_gradient_ratio": gradient},
+        )
+
+
+def _share_of_half(case: Case) -> float:
+    weights = [site for site in case.sites.values() if is_matrix(site)]
+    return sum(site.dtype in HALF for site in weights) / max(len(weights), 1)
+
+
+@rule(
+    "O10",
+    "updates-lost-to-precision",
+    severity="error",
+    watches="weights in half precision that stay the same bit for bit although their gradient is not zero",
+    threshold="over 90 % of them in each of 5 recorded steps with lr > 0",
+    silent="healthy runs lose 1 %; steps of lr 0 and steps that a scaler skipped are not counted",
+    hint="keep float32 weights and compute in half precision (torch.autocast), or round stochastically",
+    needs=("kind:update", "kind:grad", "optimizer"),
+    explains=("O09", "O11", "V02", "D06", "M20"),
+)
+def updates_lost_to_precision(case: Case) -> Iterator[Found]:
+    """Updates are smaller than the weights' precision and are lost."""
+    equal, moving, first = _count_unmoved(case, half=True)
+    lost = [step for step in equal if moving[step] and equal[step] > 0.9 * moving[step]]
+    if len(lost) >= 5 and len(lost) > 0.8 * len(equal):
+        share = sum(equal.values()) / max(sum(moving.values()), 1)
+        yield Found(
+            lost[0],
+            site=first,
+            evidence={
+                "unmoved_share": round_number(share),
+                "steps": len(lost),
+                "lr": float(learning_rate(case).values.max()),
+            },
+        )
+
+
+def _count_unmoved(case: Case, *, half: bool) -> tuple[dict[int, float], dict[int, float], str]:
+    """Return, by step, how many weights with a gradient stayed equal, how many have one, and a site of them."""
+    rates = learning_rate(case)
+    idle = set(rates.steps[rates.values < 1e-12].tolist()) | skipped_steps(case)
+    gradients = case.by_site("grad", first=_FIRST, mode=None)
+    equal: dict[int, float] = {}
+    moving: dict[int, float] = {}
+    first = ""
+    for number, rows in case.by_site("update", first=_FIRST, mode=None).items():
+        site, grad = case.sites.get(number), gradients.get(number)
+        if site is None or grad is None or (site.dtype in HALF) is not half:
+            continue
+        first = first or site.name
+        steps, here, there = np.intersect1d(rows.steps, grad.steps, return_indices=True)
+        with_gradient = grad.stat("count")[there] - grad.stat("zero")[there]
+        unmoved = np.maximum(rows.stat("zero")[here] - grad.stat("zero")[there], 0)
+        for step, stay, move in zip(steps.tolist(), unmoved.tolist(), with_gradient.tolist(), strict=True):
+            if step not in idle:
+                equal[step] = equal.get(step, 0.0) + min(stay, move)
+                moving[step] = moving.get(step, 0.0) + move
+    return equal, moving, first
+
+
+@rule(
+    "O11",
+    "weights-unchanged",
+    severity="error",
+    watches="updates and hashes of the weights",
+    threshold="no weight moves in 5 steps that should move it, or each step starts from the same weights",
+    silent="frozen weights have no gradient; a step of lr 0 is not counted",
+    hint="something puts the weights back or shields them: look for load_state_dict, copies and hooks in the loop",
+    needs=("kind:update", "kind:grad", "kind:param", "optimizer"),
+    explains=("O09", "V02", "D06", "M20"),
+)
+def weights_unchanged(case: Case) -> Iterator[Found]:
+    """The weights never change."""
+    equal, moving, first = _count_unmoved(case, half=False)
+    still = [step for step in equal if moving[step] and equal[step] >= moving[step]]
+    gradients = weight_ratios(case, "grad", first=_FIRST)
+    rate = learning_rate(case)
+    if len(still) >= 5 and len(still) == len(equal) and len(gradients.values):
+        expected = float(rate.values.max()) * float(np.median(gradients.values))
+        if expected > 1e-5:
+            yield Found(
+                still[0],
+                site=first,
+                evidence={"steps": len(still), "expected_update_ratio": round_number(expected)},
+            )
+            return
+    yield from _put_back(case)
+
+
+def _put_back(case: Case) -> Iterator[Found]:
+    """Find weights that an optimizer moves and that are the old ones again at the next step."""
+    updates = case.by_site("update", first=_FIRST, mode=None)
+    same, held, first = 0, 0, ""
+    step, count = 0, 0
+    for number, rows in case.by_site("param", first=_FIRST, mode=None).items():
+        moved = updates.get(number)
+        if rows.hashes is None or moved is None or not is_matrix(case.sites.get(number)) or len(rows) < 6:
+            continue
+        if not (moved.stat("l2") > 0).all():
+            continue
+        held += 1
+        if len(np.unique(rows.hashes)) == 1:
+            same += 1
+            first, step, count = first or case.name(number), int(rows.steps[0]), len(rows)
+    if held and same == held:
+        yield Found(
+            step,
+            site=first,
+            title="every step starts from the same weights: what the optimizer did is undone",
+            evidence={"steps": count, "weights": same},
+        )
+
+
+@rule(
+    "O12",
+    "clipping-always-on",
+    severity="warning",
+    watches="clip.norm_before and clip.limit",
+    threshold="50 calls in a row above the limit, and their median above 10 times the limit",
+    silent="clipping that works trims by a factor of 1 to 5, and not always",
+    hint="the limit sets the step size, not the gradient: raise max_norm, or lower the loss's scale",
+    needs=("scalar:clip.norm_before", "steps:50"),
+)
+def clipping_always_on(case: Case) -> Iterator[Found]:
+    """Every gradient is clipped, and by a lot."""
+    norms, limits = case.scalar("clip.norm_before"), case.scalar("clip.limit")
+    length = min(len(norms), len(limits))
+    if length < 50:
+        return
+    factor = norms.values[-length:] / np.maximum(limits.values[-length:], 1e-30)
+    recent = factor[-max(50, length // 2) :]
+    if np.isfinite(recent).all() and (recent > 1).all() and np.median(recent) > 10:
+        yield Found(
+            int(norms.steps[-len(recent)]),
+            evidence={
+                "median_norm_over_limit": round_number(float(np.median(recent))),
+                "limit": float(limits.values[-1]),
+                "calls": len(recent),
+            },
+        )
+
+
+@rule(
+    "M21",
+    "update-too-uneven",
+    severity="info",
+    watches="update over weight of every matrix",
+    threshold="one matrix moves over 300 times as far as the median one",
+    silent="weights that start at zero are left out",
+    hint="give the layer an initialisation or a learning rate that fits the others",
+    needs=("kind:update", "kind:param", "steps:30"),
+)
+def update_too_uneven(case: Case) -> Iterator[Found]:
+    """One layer learns orders of magnitude faster than the rest."""
+    ratios = weight_ratios(case, "update", last=10)
+    by_site = {site: value for site, value in ratios.by_site().items() if value > 0}
+    if len(by_site) < 5 or len(losses(case)) != 1:
+        return
+    fastest = max(by_site, key=lambda site: by_site[site])
+    middle = float(np.median(list(by_site.values())))
+    if by_site[fastest] > 300 * middle:
+        yield Found(
+            int(ratios.steps[0]),
+            site=case.name(fastest),
+            evidence={
+                "update_ratio": round_number(by_site[fastest]),
+                "median_update_ratio": round_number(middle),
+            },
+        )

@@ -1,0 +1,61 @@
+"""A training function run under a watch, judged live and again from its folder."""
+
+import contextlib
+import gc
+import json
+
+import pytest
+import torch
+import torch._dynamo  # noqa: F401 - wraps torch.manual_seed when first imported, which is not of our doing
+
+import clew
+from clew.store.findings import read_findings
+
+
+class Judged:
+    """What the doctor said of one training."""
+
+    def __init__(self, diagnosis, path):
+        self.diagnosis = diagnosis
+        self.path = path
+        self.causes = {finding.id: finding for finding in diagnosis.findings}
+
+    @property
+    def ids(self):
+        """The causes, consequences left out."""
+        return [finding.id for finding in self.diagnosis.findings if finding.severity != "info"]
+
+    @property
+    def all_ids(self):
+        """Causes and consequences."""
+        return {each.id for finding in self.diagnosis.findings for each in (finding, *finding.explains)}
+
+    @property
+    def errors(self):
+        return [finding.id for finding in self.diagnosis.findings if finding.severity == "error"]
+
+    def __getitem__(self, id):
+        return self.causes[id]
+
+    def __repr__(self):
+        return json.dumps([finding.to_json() for finding in self.diagnosis.findings], indent=1, default=str)
+
+
+@pytest.fixture
+def judge(tmp_path, capsys):
+    """Return a function that trains under a watch and gives the diagnosis, the same live and stored."""
+    numbers = iter(range(1000))
+
+    def run(train, *args, error=None, **settings):
+        gc.collect()  # optimizers of earlier tests would be found and taken for part of this one
+        torch.manual_seed(0)
+        watch = clew.watch(out=str(tmp_path / "runs"), name=f"run{next(numbers)}", **{"budget": None, **settings})
+        with contextlib.suppress(*([error] if error else [])), watch:
+            train(*args)
+        judged = Judged(clew.diagnose(str(watch.path)), watch.path)
+        live = [finding["id"] for finding in read_findings(watch.path / "rank0")]
+        stored = [finding.id for finding in judged.diagnosis.findings]
+        assert live == stored, "the doctor says the same while the run goes on and afterwards"
+        return judged
+
+    return run
