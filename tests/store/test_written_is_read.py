@@ -177,6 +177,33 @@ def test_a_reader_that_looks_rarely_is_not_confused_by_rewritten_tails(tmp_path,
     writer.close("complete")
 
 
+def irregular(step):
+    """Return a record whose rows differ from step to step: some missing, some twice, another order."""
+    record, dice = make_record(step), np.random.default_rng(step)
+    rows = dice.integers(0, len(ROWS), dice.integers(1, 2 * len(ROWS)))
+    names = ("sites", "kinds", "ordinals", "modes", "values")
+    return StepRecord(step, *(getattr(record, name)[rows] for name in names))
+
+
+@pytest.mark.parametrize("make", [make_record, irregular])
+def test_sealing_keeps_every_row_whether_steps_are_alike_or_not(tmp_path, make):
+    writer = Writer(tmp_path / "run", RunInfo("run"))
+    writer.add_sites(make_sites())
+    for step in (0, 1, 2, 5, 9):
+        writer.put(make(step))
+    writer.close("complete")
+    table = Run(tmp_path / "run").stats()
+    for step in (0, 1, 2, 5, 9):
+        rows, record = table.take(table["step"] == step), make(step)
+        assert rows["seq"].tolist() == list(range(len(record)))
+        assert np.array_equal(rows.codes("site"), record.sites)
+        assert np.array_equal(rows.codes("kind"), record.kinds)
+        assert np.array_equal(rows["l2"], record.values[:, 13].astype(np.float32))
+    keys = pq.read_table(tmp_path / "run/rank0/stats/part-000000.parquet")
+    columns = [keys[name].to_numpy() for name in ("seq", "step", "ordinal", "kind", "site")]
+    assert np.array_equal(np.lexsort(columns), np.arange(len(keys)))
+
+
 def test_parts_are_parquet_that_any_tool_reads(tmp_path):
     make_run(tmp_path / "run", steps=5)
     part = tmp_path / "run/rank0/stats/part-000000.parquet"

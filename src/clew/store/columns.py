@@ -71,8 +71,16 @@ def _statistics(records: Sequence[StepRecord], rows: int) -> Columns:
     columns: Columns = {}
     for name in STORED_STATS:
         values = sideways[STAT_INDEX[name]]
-        columns[name] = values.astype(np.int64) if name in COUNT_STATS else narrow(values)
+        columns[name] = _counts(values) if name in COUNT_STATS else narrow(values)
     return columns
+
+
+def _counts(values: NDArray[np.float64]) -> NDArray[Any] | None:
+    """Return counts as integers, of 32 bits if they fit, and nothing where all of them are zero."""
+    largest = values.max()
+    if largest == 0:
+        return None
+    return values.astype(np.uint32 if largest < 1 << 32 else np.int64)
 
 
 def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -32,7 +32,7 @@ def choose_schema(spec: TableSpec, columns: Mapping[str, Any], before: pa.Schema
         if not is_needed and known is None:
             continue
         is_wide = known == field.type
-        if field.name in spec.counts and not is_wide and _fits_32_bits(columns.get(field.name)):
+        if field.name in spec.narrow and not is_wide and _fits_32_bits(columns.get(field.name)):
             fields.append(field.with_type(pa.uint32()))
         else:
             fields.append(field)
@@ -44,7 +44,8 @@ def _has_content(column: Any) -> bool:
 
 
 def _fits_32_bits(column: Any) -> bool:
-    return column is None or not len(column) or 0 <= int(column.min()) <= int(column.max()) < 1 << 32
+    is_narrow = column is None or column.dtype == np.uint32 or not len(column)
+    return is_narrow or 0 <= int(column.min()) <= int(column.max()) < 1 << 32
 
 
 def tail_header(schema: pa.Schema) -> bytes:
