@@ -128,6 +128,11 @@ class Recording:
         if self._session is None or self._writer is None or self._info is None:
             self._finish_unstarted()
             return
+        if error is not None:
+            from clew.api.failing import tell_exception
+
+            tell = self.tell if self._is_script else None
+            tell_exception(error, self._session.recorder, self._writer.rank_folder, tell=tell)
         try:
             self._session.finish()
             if self._doctor is not None:

@@ -24,6 +24,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--limit", metavar="N", type=int, default=50, help="rows of the table at most, 0 for all (50)"
     )
+    parser.add_argument(
+        "--exception", action="store_true", help="the exception that ended the run, with its values"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = (
         "Any of --site, --kind, --step, --rank and --stat turns the page into a table of statistics."
@@ -46,6 +49,8 @@ def execute(args: Namespace) -> int:
 
 
 def _choose_page(args: Namespace, run: Run) -> Page:
+    if args.exception:
+        return _exception_page(run, args.rank)
     if all(value is None for value in (args.site, args.kind, args.step, args.rank, args.stat)):
         from clew.views.run_page import make_page
 
@@ -63,3 +68,18 @@ def _choose_page(args: Namespace, run: Run) -> Page:
         stats=split_words(args.stat),
         limit=args.limit,
     )
+
+
+def _exception_page(run: Run, rank: int | None) -> Page:
+    from clew.store.exception import read_exception
+    from clew.store.layout import rank_folder
+    from clew.views.exception_page import make_page
+
+    wanted = run.ranks if rank is None else [rank]
+    cards = (read_exception(rank_folder(run.path, each)) for each in wanted)
+    card = next((card for card in cards if card is not None), None)
+    if card is None:
+        raise UsageError(
+            "no exception of torch ended this run", where=str(run.path), next_step=f"clew show {run.name}"
+        )
+    return make_page(card)

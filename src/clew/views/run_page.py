@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from clew.store.exception import read_exception
+from clew.store.layout import rank_folder
 from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
 from clew.views.curve import thin
+from clew.views.exception_page import name_place, say
 from clew.views.health import ORDINARY, Examination, SiteHealth, Trouble, examine, recorded_steps
 from clew.views.number import format_integer, format_share
 from clew.views.run_list import STATE_TONES, shorten_problem
@@ -112,7 +115,8 @@ def _say_git(info: RunInfo) -> str | None:
 
 def _warn(run: Run, health: Examination) -> list[Block]:
     first = health.first_nonfinite
-    blocks: list[Block] = [] if first is None else [_point_at(run, first)]
+    blocks: list[Block] = _tell_exceptions(run)
+    blocks += [] if first is None else [_point_at(run, first)]
     blocks += [Callout("warning", shorten_problem(problem)) for problem in run.problems]
     faults = run.faults()
     if faults:
@@ -125,6 +129,19 @@ def _warn(run: Run, health: Examination) -> list[Block]:
             )
         )
     return blocks + [Callout("note", note) for note in run.info.notes]
+
+
+def _tell_exceptions(run: Run) -> list[Block]:
+    """Say which exception ended a rank; ranks that fell together are told once."""
+    cards = [(rank, read_exception(rank_folder(run.path, rank))) for rank in run.ranks]
+    known = [(rank, card) for rank, card in cards if card is not None]
+    if not known:
+        return []
+    rank, card = known[0]
+    where = f" in {place}" if (place := name_place(card)) else ""
+    others = f" (rank {rank}; {len(known) - 1} more)" if len(known) > 1 else ""
+    text = f"ended by {card['error']} at step {format_integer(card['step'])}{where}{others}: {say(card)}"
+    return [Callout("error", text, f"clew show {run.name} --exception")]
 
 
 def _point_at(run: Run, first: Trouble) -> Callout:

@@ -64,11 +64,20 @@ def is_same(inner: BaseException, outer: BaseException | None) -> bool:
 
 def find_hint(message: str) -> str:
     """Return what usually helps against an error of torch, or where to look when it is not a common one."""
+    known = match_hint(message)
+    return (
+        known
+        or "run the model on this input without clew; the traceback above this message is the model's own"
+    )
+
+
+def match_hint(message: str) -> str:
+    """Return what usually helps against an error of torch, or nothing."""
     for pattern, hint in _HINTS:
         match = re.search(pattern, message, re.DOTALL)
         if match:
             return hint.format(*match.groups())
-    return "run the model on this input without clew; the traceback above this message is the model's own"
+    return ""
 
 
 def _headline(failure: Failure | None, error: Exception, place: str) -> str:
