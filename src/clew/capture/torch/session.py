@@ -110,7 +110,8 @@ class TorchSession:
     def finish(self) -> None:
         """Hand over the last step and leave torch as it was found."""
         if not self.recorder.asleep:
-            self._roots.end_manual_step()
+            if self.recorder.keys:
+                self._roots.end_manual_step()
             self._switch_off()
         self.recorder.finish()
 
