@@ -41,9 +41,9 @@ def test_run(loop: Loop, zygote, tmp_path):
     assert_same(plain, under_clew)
     if "gap" in loop.promises:
         with pytest.raises(AssertionError):  # delete the line of the header when this fails
-            assert_recorded(loop, tmp_path / "runs")
+            assert_recorded(loop, tmp_path / "runs", plain.stdout)
     else:
-        assert_recorded(loop, tmp_path / "runs")
+        assert_recorded(loop, tmp_path / "runs", plain.stdout)
 
 
 def job(folder, argv: list[str], loop: Loop) -> Job:
@@ -69,7 +69,7 @@ def test_watch(loop: Loop, zygote, tmp_path):
     first, watched, last = ending.stdout.split("=== end of training ===\n")[:3]
     assert watched == first
     assert last == first
-    assert_recorded(loop, tmp_path / "runs")
+    assert_recorded(loop, tmp_path / "runs", watched)
 
 
 def skip_where_missing(loop: Loop) -> None:
@@ -91,7 +91,7 @@ def assert_same(plain: Ending, under_clew: Ending) -> None:
     assert left == sorted(path.name for path in plain.folder.iterdir())
 
 
-def assert_recorded(loop: Loop, runs) -> None:
+def assert_recorded(loop: Loop, runs, printed: str) -> None:
     """The record holds what the header of the loop promises; a record of nothing would prove nothing."""
     (folder,) = runs.iterdir()
     run = clew.open_run(folder)
@@ -100,6 +100,7 @@ def assert_recorded(loop: Loop, runs) -> None:
     assert_steps(loop.promises["steps"], len(run.steps) - len(partial))
     assert run.ranks == list(range(int(loop.promises.get("ranks", "1"))))
     table = run.stats()
+    assert (table["count"] > 0).all(), [row for row in table if row["count"] <= 0]
     seen = set(zip(table["site"].tolist(), table["kind"].tolist(), strict=True))
     names = {site for site, _ in seen}
     for wanted in loop.words("sites"):
@@ -108,7 +109,7 @@ def assert_recorded(loop: Loop, runs) -> None:
     assert not missing, f"no record of {missing}: {sorted(seen)}"
     scalars = run.scalars()
     assert not set(loop.words("scalars")) - set(scalars), sorted(scalars)
-    assert_losses(loop, run)
+    assert_losses(loop, run, printed)
 
 
 def assert_steps(promised: str, steps: int) -> None:
@@ -118,9 +119,13 @@ def assert_steps(promised: str, steps: int) -> None:
         assert steps == int(promised)
 
 
-def assert_losses(loop: Loop, run) -> None:
-    if "loss" in loop.words("scalars"):
-        assert len(run.scalars("loss")["loss"]) >= 1
+def assert_losses(loop: Loop, run, printed: str) -> None:
+    """What was recorded as the loss is, to the last bit, something the script printed."""
+    if "loss" in loop.words("scalars") and loop.promises.get("losses") != "not printed":
+        known = {float.fromhex(text) for text in re.findall(r"^loss (\S+)$", printed, re.MULTILINE)}
+        recorded = set(run.scalars("loss")["loss"].values.tolist())
+        assert recorded
+        assert recorded <= known
 
 
 def has_name(site: str, wanted: str) -> bool:

@@ -4,6 +4,7 @@ steps: 6
 sites: 0 2 0.weight
 kinds: output grad_output param grad update
 scalars: loss
+losses: not printed
 watch: yes
 """
 

@@ -4,6 +4,7 @@ steps: 3
 sites: transformer.wte transformer.h.0.attn.c_attn lm_head transformer.h.0.mlp.c_fc.weight
 kinds: output grad_output param grad update
 scalars: loss lr
+losses: not printed
 process: own
 needs: transformers accelerate
 """

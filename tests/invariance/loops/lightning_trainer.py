@@ -4,6 +4,7 @@ steps: 4
 sites: net.0 net.2 net.0.weight
 kinds: output grad_output param grad update
 scalars: loss lr
+losses: not printed
 process: own
 needs: lightning
 """
