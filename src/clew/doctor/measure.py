@@ -86,6 +86,10 @@ class Ratios(NamedTuple):
     sites: NDArray[np.int32]
     values: NDArray[np.float64]
 
+    def take(self, which: NDArray[np.bool_]) -> Ratios:
+        """Return some of the rows."""
+        return Ratios(self.steps[which], self.sites[which], self.values[which])
+
     def by_site(self) -> dict[int, float]:
         """Return the median of each site."""
         return {

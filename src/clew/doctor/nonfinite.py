@@ -21,6 +21,9 @@ _PHASES: Final = {
     "grad_output": "backward", "grad": "backward", "param": "parameter", "update": "optimizer", "state": "optimizer",
 }  # fmt: skip
 
+_AFTERMATH: Final = ("M11", "M12", "M20", "M21", "N06", "N08", "O09", "O11", "O12", "D06", "V0*")
+"""What a training shows after a NaN has gone through it."""
+
 
 class Trouble(NamedTuple):
     """The first bad value of a run that did harm: to a loss, a gradient or a weight."""
@@ -79,9 +82,11 @@ def _from_verdict(verdict: dict[str, Any]) -> Trouble:
     if verdict.get("symptom"):
         evidence["seen_in"] = verdict["symptom"]
     is_inf = any(isinstance(value, (int, float)) and math.isinf(value) for value in values)
+    # A user's own optimizer computes like a model does: what it spoils first tells it apart.
+    is_update = verdict["phase"] == "forward" and str(verdict.get("symptom", "")).startswith("parameter")
     return Trouble(
         step=verdict["step"],
-        phase=verdict["phase"],
+        phase="optimizer" if is_update else verdict["phase"],
         site=verdict.get("site", ""),
         source=f"{source['file']}:{source['line']}" if source.get("file") else "",
         hint=verdict.get("hint", ""),
@@ -135,7 +140,7 @@ def is_mask(row: BadRow) -> bool:
     threshold="a NaN or infinity in a batch that reaches the loss, a gradient or a weight",
     silent="additive masks of 0 and -inf are legal, and so is a NaN that the model itself takes out",
     hint="find the sample in the data, drop or impute it, and check the loader's transforms",
-    explains=("N*", "O08", "V03"),
+    explains=("N*", "O08", *_AFTERMATH),
 )
 def nonfinite_batch(case: Case) -> Iterator[Found]:
     """A batch came in with NaN or infinity."""
@@ -148,7 +153,7 @@ def nonfinite_batch(case: Case) -> Iterator[Found]:
     )
     if trouble.phase != "data" and (bad is None or bad.step != trouble.step):
         return
-    evidence = dict(trouble.evidence)
+    evidence = {"seen_in": trouble.evidence["seen_in"]} if "seen_in" in trouble.evidence else {}
     site = trouble.site
     if bad is not None:
         site = case.name(bad.site)
@@ -159,14 +164,16 @@ def nonfinite_batch(case: Case) -> Iterator[Found]:
 
 def _locate(case: Case, bad: BadRow) -> dict[str, Any]:
     """Return what is known of the batch: the sample in it, its place in the loader, the indices of its samples."""
-    name, found = case.name(bad.site), {}
+    found: dict[str, Any] = {}
     for note in case.noted("bad-batch"):
-        if note.get("site") == name and note["step"] == bad.step:
-            found["samples"] = note.get("samples")
-            found["indices"] = note.get("indices")
+        if note["step"] == bad.step:
+            found["samples"] = note["samples"]
     for step, batch in case.batches:
-        if step == bad.step and batch.leaf == name and batch.position >= 0:
-            found["batch"] = batch.position
+        if step == bad.step and batch.leaf == case.name(bad.site):
+            found["batch"] = batch.position if batch.position >= 0 else None
+            found["indices"] = [
+                batch.indices[at] for at in found.get("samples", ()) if at < len(batch.indices)
+            ]
     return {key: value for key, value in found.items() if value not in (None, [])}
 
 
@@ -178,6 +185,7 @@ def _locate(case: Case, bad: BadRow) -> dict[str, Any]:
     threshold="a NaN or infinity born in the forward pass from finite numbers, that reaches the loss or a gradient",
     silent="masked scores of -inf do no harm and are not counted",
     hint="look at the range of what goes into the operation: clamp it, add an epsilon, or lower the learning rate",
+    explains=_AFTERMATH,
 )
 def nonfinite_forward(case: Case) -> Iterator[Found]:
     """NaN or infinity was born in the forward pass."""
@@ -192,6 +200,7 @@ def nonfinite_forward(case: Case) -> Iterator[Found]:
     threshold="a NaN or infinity born in backward, without a GradScaler",
     silent="infinite gradients under a GradScaler are how it finds its scale",
     hint="the derivative does not exist there: add an epsilon inside sqrt or norm, mask the input, not the output",
+    explains=_AFTERMATH,
 )
 def nonfinite_backward(case: Case) -> Iterator[Found]:
     """NaN or infinity was born in the backward pass."""
@@ -223,6 +232,7 @@ def _born(case: Case, phase: str, words: str) -> Iterator[Found]:
     threshold="a weight that the optimizer's step made NaN or infinite, or that was so before training",
     silent="no healthy weight is NaN",
     hint="look at the optimizer's numbers (eps, betas, learning rate) and at how this weight was initialised",
+    explains=_AFTERMATH,
 )
 def nonfinite_parameter(case: Case) -> Iterator[Found]:
     """A weight turned NaN or infinite in the optimizer's step, or was so from the start."""

@@ -93,11 +93,13 @@ def learning_rate_too_high(case: Case) -> Iterator[Found]:
     if loss is None or not loss.is_positive or not len(ratios.values):
         return
     first, later = float(loss.values[0]), loss.values[1 : 2 * _FIRST]
-    broke = not np.isfinite(later).all()
-    if len(np.unique(ratios.steps)) < (3 if broke else 10) or not first > 0:
+    broken = loss.steps[1 : 2 * _FIRST][~np.isfinite(later)]
+    end = int(broken[0]) if len(broken) else int(loss.steps[-1]) + 1
+    before, later = ratios.take(ratios.steps < end), later[np.isfinite(later)]
+    if not first > 0 or not len(later) or len(np.unique(before.steps)) < (2 if len(broken) else 10):
         return
-    ratio = float(np.median(list(ratios.by_site().values())))
-    reached = float(np.median(later[-5:])) if not broke else float("inf")
+    ratio = float(np.median(list(before.by_site().values())))
+    reached = float(np.median(later[-2:] if len(broken) else later[-5:]))
     too_far = ratio > 0.2 and not reached < 0.7 * first
     diverged = ratio > 0.02 and reached > 3 * first
     if too_far or diverged:

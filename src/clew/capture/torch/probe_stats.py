@@ -77,11 +77,13 @@ class StatsProbe:
         self._outputs: dict[str, _Outputs] = {}
         self._seen: set[int] = set()
         self._serial = -1
+        self._troubled = -1
         self._row = Rows(capacity=1)
 
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
         patches.listen(self.recorder.on_call, self._see)
+        patches.listen(self.recorder.on_trouble, self._see_trouble)
         self.recorder.note("probe", {"probe": "stats"})
 
     def _see(self, call: Call) -> None:
@@ -97,6 +99,26 @@ class StatsProbe:
             self._see_output(call.entry.name, output)
         if call.is_root and module.training:
             self._see_root(call)
+
+    def _see_trouble(self, _kind: str, _name: str) -> None:
+        """Something is bad: tell which samples of the step's inputs hold a NaN or an infinity, if any do."""
+        if self.recorder.step == self._troubled:
+            return
+        self._troubled = self.recorder.step
+        leaves = (leaf for call in self.recorder.flight.calls for _, leaf in walk((call.args, call.kwargs)))
+        for leaf in leaves:
+            if (
+                not _is_plain(leaf)
+                or leaf.grad_fn is not None
+                or not leaf.is_floating_point()
+                or not leaf.dim()
+            ):
+                continue
+            bad = (~leaf.detach().isfinite()).reshape(len(leaf), -1).any(1).nonzero().flatten().tolist()
+            if bad and not _is_mask(leaf):
+                self.recorder.note(
+                    "bad-batch", {"samples": bad[:8], "count": len(bad), "shape": list(leaf.shape)}
+                )
 
     # ---------------------------------------------------------------- what enters a layer
 
@@ -144,7 +166,8 @@ class StatsProbe:
         self._seen.add(address)
         activation = self._activations.setdefault(site, _Activation("relu"))
         with torch.no_grad():
-            alive = tensor.detach().transpose(0, units).flatten(1).abs().amax(1) > 0
+            # A NaN is not zero: what is bad is not dead.
+            alive = tensor.detach().transpose(0, units).flatten(1).abs().amax(1) != 0
         if activation.alive is not None and activation.alive.shape == alive.shape:
             alive = alive | activation.alive
         activation.alive = alive
@@ -230,6 +253,11 @@ class StatsProbe:
 
 def _is_plain(value: Any) -> bool:
     return type(value) is torch.Tensor and value.layout == torch.strided and value.device.type != "meta"
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds nothing but zeros and minus infinity."""
+    return bool(((tensor == 0) | (tensor == -torch.inf)).all())
 
 
 def _inputs_differ(call: Call, samples: int) -> bool:

@@ -139,6 +139,8 @@ class Recorder:
         """Probes: called with True before a backward pass that fills ``.grad``, with False after it."""
         self.on_batch: list[Callable[[Any, Any], None]] = []
         """Probes: called with a loader's iterator and the batch it has given."""
+        self.on_trouble: list[Callable[[str, str], None]] = []
+        """Probes: called with what is bad (loss, gradient, parameter) and its name, before it is explained."""
         self.on_error: list[Callable[[BaseException], None]] = []
         """Probes: called with the exception that ends the training."""
         self.on_loss: list[Callable[[torch.Tensor], None]] = []
@@ -250,6 +252,7 @@ class Recorder:
     def report_bad(self, kind: str, name: str) -> None:
         """Something is not finite that should be: record what follows in full, and have it explained."""
         self.force_due()
+        self.ask(self.on_trouble, kind, name)
         if self.on_bad is not None:
             self.on_bad(kind, name)
 
