@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from clew.store.tables import Columns, TableSpec
 
-PART_BYTES: Final = 128 << 20
+PART_BYTES: Final = 64 << 20
 MERGE_AFTER: Final = 256
 """So many flushes in one tail are joined into one batch: each costs a reader some microseconds."""
 

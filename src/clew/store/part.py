@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -19,17 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clew.store.arrange import ROW_GROUP, find_arrangement
 from clew.store.rows import Rows
-from clew.store.tables import needed, select
-from clew.store.tail import batch_steps, decode_tail
+from clew.store.tables import distinct, needed, select
+from clew.store.tail import decode_tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from clew.store.arrange import Arrangement
     from clew.store.tables import Columns, TableSpec
 
-ROW_GROUP: Final = 32_768
 MOST_RANGES: Final = 64
 """With more stretches of wanted rows than these, reading everything and choosing is quicker."""
 
@@ -39,11 +40,10 @@ def seal(spec: TableSpec, tail: Path, part: Path) -> int:
 
     The part appears under its name only when it is whole and on disk.
     """
-    columns, notes = _read_sorted(spec, tail)
     temporary = part.with_name(f".{part.name}.tmp")
     try:
-        with temporary.open("wb") as file:
-            _write_part(spec, columns, file, notes=notes)
+        with pa.memory_map(str(tail)) as source, temporary.open("wb") as file:
+            _write_part(spec, _read_whole(spec, source, tail), file)
             file.flush()
             os.fsync(file.fileno())
         size = temporary.stat().st_size
@@ -54,49 +54,17 @@ def seal(spec: TableSpec, tail: Path, part: Path) -> int:
     return size
 
 
-def _read_sorted(spec: TableSpec, tail: Path) -> tuple[dict[str, pa.Array], dict[bytes, bytes]]:
-    """Return the columns a tail has in the order of a part, and what a reader wants to know without reading them."""
-    with pa.memory_map(str(tail)) as source:
-        content = decode_tail(spec, source.read_buffer())
-        if content.damage or content.end != source.size():
-            raise ValueError(f"{tail} is not what was written: {content.damage or 'it is cut'}")
-        table = pa.Table.from_batches(content.batches)
-        order = _find_order(spec, table)
-        scratch = np.empty(len(table), np.int64)
-        columns = {name: _sorted_column(table[name], order, scratch) for name in table.column_names}
-        return columns, _describe(columns, batch_steps(content.batches))
+def _read_whole(spec: TableSpec, source: Any, tail: Path) -> pa.Table:
+    content = decode_tail(spec, source.read_buffer())
+    if content.damage or content.end != source.size():
+        raise ValueError(f"{tail} is not what was written: {content.damage or 'it is cut'}")
+    return pa.Table.from_batches(content.batches)
 
 
-def _describe(columns: dict[str, pa.Array], steps: Any) -> dict[bytes, bytes]:
-    """Return the notes for the footer of a part with these sorted columns."""
-    notes = {b"clew.steps": write_steps(steps).encode()}
-    if "kind" in columns:
-        site, kind = np.asarray(columns["site"]), np.asarray(columns["kind"])
-        is_new = (site[1:] != site[:-1]) | (kind[1:] != kind[:-1])
-        starts = np.concatenate(([0], np.flatnonzero(is_new) + 1))
-        index = np.stack([site[starts], kind[starts], np.diff(np.append(starts, len(site)))], axis=1)
-        notes[b"clew.series"] = base64.b64encode(index.astype("<i4").tobytes())
-    return {**notes, b"clew.crc": _sign(notes)}
-
-
-def _sign(notes: Mapping[bytes, bytes]) -> bytes:
-    """Return the checksum of the notes in a footer, which Parquet itself does not protect."""
-    return b"%d" % zlib.crc32(notes.get(b"clew.series", b""), zlib.crc32(notes.get(b"clew.steps", b"")))
-
-
-def _sorted_column(column: pa.ChunkedArray, order: _Order, scratch: Any) -> pa.Array:
-    if column.null_count or not pa.types.is_primitive(column.type):
-        return column.combine_chunks().take(pa.array(order.apply(np.arange(len(column)))))
-    # Chunks are joined in memory that is used again for each column: fresh pages cost more than the copy.
-    pieces = [chunk.to_numpy() for chunk in column.chunks]
-    return pa.array(order.apply(np.concatenate(pieces, out=scratch.view(pieces[0].dtype)[: len(column)])))
-
-
-def _write_part(
-    spec: TableSpec, columns: dict[str, pa.Array], file: Any, *, notes: dict[bytes, bytes]
-) -> None:
+def _write_part(spec: TableSpec, table: pa.Table, file: Any) -> None:
     """Write one row group after the other, so that only one is ever held in the wide form of the part."""
-    schema = spec.schema.with_metadata({**spec.schema.metadata, **notes})
+    arrangement = find_arrangement(spec, table)
+    schema = spec.schema.with_metadata({**spec.schema.metadata, **_describe(table, arrangement)})
     with pq.ParquetWriter(
         file,
         schema,
@@ -107,8 +75,7 @@ def _write_part(
         write_page_checksum=True,
         write_batch_size=ROW_GROUP,
     ) as writer:
-        for start in range(0, len(columns["step"]), ROW_GROUP):
-            group = {name: column.slice(start, ROW_GROUP) for name, column in columns.items()}
+        for group in arrangement.row_groups(table):
             arrays = [_widen(group.get(field.name), field, len(group["step"])) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
@@ -120,61 +87,21 @@ def _widen(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
     return pa.nulls(rows, field.type) if field.nullable else pa.array(np.zeros(rows, np.int64))
 
 
-@dataclass(frozen=True)
-class _Order:
-    """How rows in order of arrival are put in the order of a part.
-
-    Most often every step has the same rows. Then a column is a rectangle, steps by rows, that only has to be turned on
-    its side (``rows_per_step`` is set, ``order`` is that of one step): much less work than moving single numbers.
-    """
-
-    order: Any
-    rows_per_step: int = 0
-
-    def apply(self, column: Any) -> Any:
-        """Return a column in the order of a part."""
-        if not self.rows_per_step:
-            return column[self.order]
-        upright = np.ascontiguousarray(column.reshape(-1, self.rows_per_step).T)
-        return np.take(upright, self.order, axis=0).ravel()
+def _describe(table: pa.Table, arrangement: Arrangement) -> dict[bytes, bytes]:
+    """Return the notes for the footer of a part."""
+    notes = {b"clew.steps": write_steps(distinct(table["step"].to_numpy())).encode()}
+    if "kind" in table.column_names:
+        site, kind = (arrangement.arrange(table[name].to_numpy()) for name in ("site", "kind"))
+        is_new = (site[1:] != site[:-1]) | (kind[1:] != kind[:-1])
+        starts = np.concatenate(([0], np.flatnonzero(is_new) + 1))
+        index = np.stack([site[starts], kind[starts], np.diff(np.append(starts, len(site)))], axis=1)
+        notes[b"clew.series"] = base64.b64encode(index.astype("<i4").tobytes())
+    return {**notes, b"clew.crc": _sign(notes)}
 
 
-def _find_order(spec: TableSpec, table: pa.Table) -> _Order:
-    """Return the order by the sort keys; rows arrive in order of (step, seq), and the sort is stable."""
-    keys = [_sort_key(table[name]) for name in reversed(spec.sort_by) if name not in ("step", "seq")]
-    steps = table["step"].to_numpy()
-    rows = int(np.searchsorted(steps, steps[0], side="right"))
-    if all(_repeats(key, rows) for key in keys) and _is_rectangle(steps, rows):
-        order = np.lexsort([key[:rows] for key in keys])
-        same = [key[:rows][order][1:] == key[:rows][order][:-1] for key in keys]
-        if not np.logical_and.reduce(same).any():
-            return _Order(order, rows)
-    if np.any(steps[1:] < steps[:-1]):
-        keys.insert(0, steps)
-    return _Order(np.lexsort(keys))
-
-
-def _repeats(key: Any, rows: int) -> bool:
-    """Say whether a column holds the same ``rows`` values again and again."""
-    return len(key) % rows == 0 and bool((key.reshape(-1, rows) == key[:rows]).all())
-
-
-def _is_rectangle(steps: Any, rows: int) -> bool:
-    """Say whether each step has exactly ``rows`` rows and the steps go up."""
-    square = steps.reshape(-1, rows)
-    return bool((square == square[:, :1]).all() and (square[1:, 0] > square[:-1, 0]).all())
-
-
-def _sort_key(column: pa.ChunkedArray) -> Any:
-    """Return a column as integers, of 16 bits where they fit: numpy sorts those by radix, many times faster."""
-    if pa.types.is_string(column.type):
-        encoded = column.combine_chunks().dictionary_encode()
-        ranks = np.argsort(np.argsort(encoded.dictionary.to_numpy(zero_copy_only=False)))
-        values = ranks[encoded.indices.to_numpy()]
-    else:
-        values = column.to_numpy()
-    fits = len(values) == 0 or (values.min() >= 0 and values.max() < 65_536)
-    return values.astype(np.uint16) if fits else values
+def _sign(notes: Mapping[bytes, bytes]) -> bytes:
+    """Return the checksum of the notes in a footer, which Parquet itself does not protect."""
+    return b"%d" % zlib.crc32(notes.get(b"clew.series", b""), zlib.crc32(notes.get(b"clew.steps", b"")))
 
 
 def write_steps(steps: Any) -> str:

@@ -55,7 +55,7 @@ class Writer:
         *,
         flush_seconds: float = 1.0,
         quota_bytes: int | None = None,
-        part_rows: int = 500_000,
+        part_rows: int = 1_000_000,
         notice: Callable[[str], None] | None = None,
     ) -> None:
         self.folder = Path(folder)
