@@ -24,6 +24,8 @@ COMMANDS: Final = {
     "rm": ("clew.cli.rm", "delete runs"),
     "pprint": ("clew.cli.pprint", "print a model as a table of operations or modules"),
     "graph": ("clew.cli.graph", "draw a model, a run, an exported program or a saved graph"),
+    "diff": ("clew.cli.diff", "say where and why two runs part"),
+    "determinism": ("clew.cli.determinism", "run a script twice and say where the runs part"),
     "ckpt": ("clew.cli.ckpt", "show, compare and scan checkpoints"),
 }
 """Name of each command, its module, and what it does.

@@ -14,6 +14,8 @@ from clew.model.schema import KINDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from clew.compare.cause import StepCase
     from clew.compare.diff_rows import Columns
     from clew.model.record import Site
@@ -47,14 +49,36 @@ def judge_module(case: StepCase, row: int) -> Origin:
         found = _judge_arguments(case, row, a, b)
         if found is not None:
             return found
-    equal = "its inputs and weights are equal"
+    equal = _say_equal(case)
     if case.errors[row] <= case.tolerances[case.rows["pair"][row]]:
         reason = f"{equal} and the results differ by no more than rounding"
         return case.origin(row, "forward", "precision", reason)
     if seeds := differing_seeds(case.sides):
         reason = f"{equal}; the seeds are not ({seeds[0]} in a, {seeds[1]} in b)"
         return case.origin(row, "forward", "randomness", reason)
-    return case.origin(row, "forward", "operation", f"{equal}: it computes something else")
+    return case.origin(row, "forward", "operation", f"{equal}: {_say_where(case, row)}")
+
+
+def _say_equal(case: StepCase) -> str:
+    known = case.rows.is_kind("batch").any() and case.rows.is_kind("param").any()
+    return (
+        "batch, weights and all outputs before it are equal"
+        if known
+        else "all that was recorded before it is equal"
+    )
+
+
+def _say_where(case: StepCase, row: int) -> str:
+    """Return what may compute something else: the module, or the code around it that makes its input."""
+    site, _ = case.sides.site_pair(int(case.rows["pair"][row]))
+    around = site.name.rpartition(".")[0]
+    by_id = {each.id: each.name for each in case.sides.sites_a.values()}
+    parent = around if around in case.sides.sites_a else by_id.get(site.parent, "")
+    if KINDS[case.rows["kind"][row]] == "input":
+        return f"the code of {parent or 'the model'} makes another input for it"
+    if case.rows.is_kind("input").any() or not parent:
+        return "it computes something else"
+    return f"it, or the code of {parent} right before it, computes something else"
 
 
 def _owners(case: StepCase, row: int) -> Iterator[tuple[Site, Site]]:
@@ -162,16 +186,22 @@ def _find_moved(case: StepCase, row: int) -> str:
 
 
 def _find_narrow(case: StepCase, row: int) -> str:
-    """Return a sentence when the extremes of one side alone are numbers of a half-precision type."""
-    ends = [[float(side[name][row]) for name in ("min", "max")] for side in (case.rows.a, case.rows.b)]
+    """Return a sentence when one side's extremes are those of the other, rounded to a half-precision type."""
+    a, b = (
+        np.array([side[name][row] for name in ("min", "max")], np.float32)
+        for side in (case.rows.a, case.rows.b)
+    )
+    is_small = case.errors[row] <= case.tolerances[case.rows["pair"][row]]
+    if is_small or not np.allclose(a, b, rtol=2.0**-6, atol=0.0):
+        return ""
     for name, mask in (("bfloat16", 0xFFFF), ("float16", 0x1FFF)):
-        narrow = [_is_narrow(values, mask) for values in ends]
+        narrow = [_is_narrow(ends, mask) for ends in (a, b)]
         if narrow[0] != narrow[1]:
             side = "a" if narrow[0] else "b"
             return f"in {side} its values are those of {name}: computed in it and converted afterwards"
     return ""
 
 
-def _is_narrow(values: list[float], mask: int) -> bool:
-    bits = np.array([value for value in values if value], np.float32).view(np.uint32)
+def _is_narrow(ends: NDArray[np.float32], mask: int) -> bool:
+    bits = ends[ends != 0].view(np.uint32)
     return bool(len(bits)) and not (bits & mask).any()

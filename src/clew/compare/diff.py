@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clew.compare import verdict
+from clew.compare.align import Alignment
 from clew.compare.cause import StepCase, find_origin
 from clew.compare.diff_noise import find_limits
 from clew.compare.diff_rows import match_rows, relative_errors
@@ -56,7 +57,7 @@ class TensorDifference:
 class Diff:
     """What the comparison of two runs found; ``first`` is None when they are the same.
 
-    ``is_identical``: every hash is equal. ``renamed`` are the pairs whose names differ, ``steps`` how many steps the
+    ``is_identical``: every hash is equal. ``steps`` is how many steps the
     runs have and how many were compared, ``notes`` what the reader must know to trust the verdict.
     """
 
@@ -67,9 +68,14 @@ class Diff:
     tensors: tuple[TensorDifference, ...] = ()
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
-    renamed: tuple[Pair, ...] = ()
     steps: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    alignment: Alignment = field(default=Alignment((), (), ()), repr=False)
+
+    @property
+    def renamed(self) -> tuple[Pair, ...]:
+        """The pairs of sites whose names differ."""
+        return tuple(pair for pair in self.alignment.pairs if pair.a != pair.b)
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as plain data."""
@@ -235,13 +241,13 @@ class _Comparison:
             tensors=_list_tensors(case, origin) if case is not None and origin is not None else (),
             only_a=alignment.only_a,
             only_b=alignment.only_b,
-            renamed=tuple(pair for pair in alignment.pairs if pair.a != pair.b),
             steps={
                 "a": len(self.sides.a.steps),
                 "b": len(self.sides.b.steps),
                 "compared": len(self.steps),
             },
             notes=tuple(self.notes),
+            alignment=alignment,
         )
 
 

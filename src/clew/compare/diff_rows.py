@@ -63,6 +63,9 @@ def match_rows(sides: Sides, *, step: int | None = None, with_stats: bool = Fals
     wanted = ("hash", *(STATS if with_stats else ()))
     a = _read(sides.a, sides.pair_of_a, step, wanted)
     b = _read(sides.b, sides.pair_of_b, step, wanted)
+    if sides.is_by_hand:
+        # Arrays have no mode: they stand for whatever the other run did.
+        a["mode"], b["mode"] = np.zeros_like(a["mode"]), np.zeros_like(b["mode"])
     key_a, key_b = _key(a, len(sides.pairs)), _key(b, len(sides.pairs))
     rows_a, rows_b = _meet(key_a, key_b)
     columns = {name: a[name][rows_a] for name in (*KEYS, "pair", "seq", "site")}
