@@ -6,6 +6,9 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -98,6 +101,37 @@ def test_long_names_are_folded_not_cut(capsys):
     names = [line.strip() for line in text.splitlines()[2:5]]
     assert [name.split()[0] for name in names] == ["transformer.", "encoder_layer.", "self_attention"]
     assert "…" not in text
+
+
+def test_large_models_are_folded_not_cut(capsys):
+    with torch.device("meta"):
+        layers = {
+            "multi_head_attention_output_projection": nn.Linear(4096, 50_257),
+            "normalisation_after_attention": nn.LayerNorm(50_257),
+        }
+        model = nn.Sequential(OrderedDict(transformer_encoder=nn.Sequential(OrderedDict(layers))))
+        x = torch.empty(64, 1024, 4096)
+    clew.pprint(model, x, width=80)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert re.search(r"64×1024×50257 +206 M +13\.5 T", text)
+    assert re.search(r"multiply-adds +13,490,[\d,]+\n", text)
+    assert "  normalisation_after_\n" in text
+
+
+def test_long_labels_of_statistics_take_two_lines(capsys):
+    model = nn.Sequential(OrderedDict(transformer_encoder_block=nn.Linear(2, 2)))
+    clew.pprint(model, torch.ones(1, 2), summary=True, width=80)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"\n    input data  .*\n      transformer_encoder_block.bias  ", text)
+
+
+def test_printing_draws_nothing_from_the_random_numbers_of_python():
+    code = "import random; before = random.getstate(); import clew.render.terminal; print(before == random.getstate())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_wide_screens_get_one_line_per_row(model, x, capsys):

@@ -30,7 +30,7 @@ def show(
     stream = sys.stdout if stream is None else stream
     screen = Screen.of(stream)
     screen = replace(screen, width=max(width or screen.width, 40), fits=True)
-    page = make_page(graph, depth=depth, is_wide=screen.width >= WIDE)
+    page = make_page(graph, depth=depth, width=screen.width)
     stream.write(lower(page, screen))
     stream.flush()
 
@@ -53,7 +53,7 @@ def lower_as(graph: Graph, to: str | Path, *, depth: int | None = None) -> str:
 def lower_fragment(graph: Graph) -> str:
     """Return the table as HTML to be put into a notebook; a large graph by modules, so that it can be read."""
     depth = next((depth for depth in (None, 4, 3, 2) if len(make_rows(graph, depth)) <= _READABLE), 1)
-    return html.lower(make_page(graph, depth=depth, is_wide=True))
+    return html.lower(make_page(graph, depth=depth, width=WIDE))
 
 
 def _to_json(graph: Graph, depth: int | None) -> str:
@@ -72,7 +72,7 @@ def _to_csv(graph: Graph, depth: int | None) -> str:
 
 
 def _to_html(graph: Graph, depth: int | None) -> str:
-    return html.lower_file(make_page(graph, depth=depth, is_wide=True))
+    return html.lower_file(make_page(graph, depth=depth, width=WIDE))
 
 
 _FORMS: Final = {"json": _to_json, "csv": _to_csv, "html": _to_html}

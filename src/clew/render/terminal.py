@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TextIO
-
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, Group
-from rich.padding import Padding
-from rich.table import Table as Grid
-from rich.text import Text as Line
 
 from clew.render.plot import draw
 from clew.views.block import Callout, Cell, Column, Curve, Heading, KeyValues, Page, Table, Text
@@ -23,6 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
+
+# On import rich draws a number from Python's generator, which is the user's: a look must not shift it.
+_drawn_before = random.getstate()
+try:
+    from rich.cells import cell_len, set_cell_size
+    from rich.console import Console, Group
+    from rich.padding import Padding
+    from rich.table import Table as Grid
+    from rich.text import Text as Line
+finally:
+    random.setstate(_drawn_before)
 
 _STYLES: Final = {"plain": "", "good": "green", "quiet": "bright_black", "warn": "yellow", "bad": "bold red"}
 _SIGNS: Final = {"note": ("i", "cyan"), "warning": ("!", "yellow"), "error": ("✗", "bold red")}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clew.errors import UsageError
 from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table
 from clew.views.graph_card import describe_argument, describe_shape
+from clew.views.number import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,8 +26,12 @@ SHOWN_STATS: Final = ("min", "max", "mean", "std", "median", "zero", "nan", "inf
 """What is told of a tensor; ``zero`` is a share, ``nan`` and ``inf`` are counts."""
 
 _MOST_SHAPES: Final = 3
+NARROW: Final = 80
 _FOLD: Final = 24
-"""Arguments are folded into lines of this length on a narrow screen."""
+"""Names and arguments are folded into lines of this length on a narrow screen, shorter ones where columns are wide."""
+_LEAST_FOLD: Final = 12
+_LABEL: Final = 28
+"""A label of a statistic longer than this takes two lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +143,13 @@ def _count(tensors: Iterable[TensorNode], *, trainable: bool = False) -> int:
 # -------------------------------------------------------------------- what to show
 
 
-def make_page(graph: Graph, *, depth: int | None = None, is_wide: bool = False) -> Page:
+def make_page(graph: Graph, *, depth: int | None = None, width: int = NARROW) -> Page:
     """Return the table of a graph with its totals and remarks, and the statistics if they were measured."""
     rows = make_rows(graph, depth)
-    blocks: list[Block] = [Heading(graph.name, 1), _table(rows, is_wide=is_wide, has_grads=_has_grads(graph))]
+    is_wide = width >= WIDE
+    has_grads = _has_grads(graph)
+    table = _wide_table(rows, has_grads) if is_wide else _folded_table(rows, has_grads, width=width)
+    blocks: list[Block] = [Heading(graph.name, 1), table]
     if any(tensor.stats for tensor in graph.tensors):
         blocks += _statistics(rows, is_wide=is_wide)
     blocks += [Heading("total"), _totals(graph)]
@@ -153,25 +161,45 @@ def _has_grads(graph: Graph) -> bool:
     return any(tensor.grad_stats for tensor in graph.tensors)
 
 
-def _table(rows: list[Row], *, is_wide: bool, has_grads: bool) -> Table:
-    columns = [
+def _number_columns(has_grads: bool, count: str) -> tuple[Column, ...]:
+    columns = (
+        Column("parameters", "params", count),
+        Column("macs", "macs", count),
+        Column("bytes", "bytes", "bytes"),
+        Column("needs_grad", "grad"),
+    )
+    return (*columns, Column("grad", "|grad|", "number")) if has_grads else columns
+
+
+def _wide_table(rows: list[Row], has_grads: bool) -> Table:
+    what = (
         Column("name", "name", flexible=True),
         Column("type", "type"),
         Column("in", "in"),
         Column("out", "out"),
-    ]
-    numbers = [
-        Column("parameters", "params", "integer"),
-        Column("macs", "macs", "integer"),
-        Column("bytes", "bytes", "bytes"),
-    ]
-    last = [Column("needs_grad", "grad")] + ([Column("grad", "|grad|", "number")] if has_grads else [])
-    if is_wide:
-        more = (Column("source", "line"), Column("args", "args", flexible=True))
-        return Table((*columns, *numbers, *last, *more), tuple(_wide_line(row, has_grads) for row in rows))
-    folded = (Column("name", "name / type args", flexible=True), Column("shape", "out / in", flexible=True))
-    lines = tuple(line for row in rows for line in _folded_lines(row, has_grads))
-    return Table((*folded, *numbers, *last), lines)
+    )
+    more = (Column("source", "line"), Column("args", "args", flexible=True))
+    lines = tuple(_wide_line(row, has_grads) for row in rows)
+    return Table((*what, *_number_columns(has_grads, "integer"), *more), lines)
+
+
+def _folded_table(rows: list[Row], has_grads: bool, *, width: int) -> Table:
+    what = (Column("name", "name / type args", flexible=True), Column("shape", "out / in", flexible=True))
+    numbers = _number_columns(has_grads, "count")
+    length = _fold_length(rows, numbers, has_grads=has_grads, width=width)
+    lines = tuple(line for row in rows for line in _folded_lines(row, has_grads, length=length))
+    return Table((*what, *numbers), lines)
+
+
+def _fold_length(rows: list[Row], numbers: Iterable[Column], *, has_grads: bool, width: int) -> int:
+    """Return how long a line of names and arguments can be beside shapes and numbers, so that nothing is cut."""
+    cells = [_number_cells(row, has_grads) for row in rows]
+    taken = sum(
+        2 + max([len(column.title), *(len(format_value(line[index].value, column.format)) for line in cells)])
+        for index, column in enumerate(numbers)
+    )
+    shapes = max((len(text) for row in rows for text in (*_taken(row), shape_text(row.outputs))), default=0)
+    return max(_LEAST_FOLD, min(_FOLD, width - taken - shapes - 6))
 
 
 def _wide_line(row: Row, has_grads: bool) -> tuple[Cell, ...]:
@@ -180,29 +208,36 @@ def _wide_line(row: Row, has_grads: bool) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def _folded_lines(row: Row, has_grads: bool) -> Iterator[tuple[Cell, ...]]:
+def _folded_lines(row: Row, has_grads: bool, *, length: int) -> Iterator[tuple[Cell, ...]]:
     """Yield the lines of a row on a narrow screen: what came out and its cost, then what it is and took."""
     numbers = _number_cells(row, has_grads)
     blank = tuple(Cell("") for _ in numbers)
-    first, *more = fold_name(row.name)
+    first, *more = fold_name(row.name, length)
     yield (Cell(first), Cell(shape_text(row.outputs)), *numbers)
     for part in more:
         yield (Cell(f"  {part}"), Cell(""), *blank)
-    whats = wrap(f"{_title(row)} {args_text(row.args)}", _FOLD, break_long_words=False)
-    taken = [f"< {shape_text((tensor,))}" for tensor in row.inputs if tensor.role != "buffer"]
-    if len(taken) > _MOST_SHAPES:
-        taken = [f"< {shape_text(row.inputs)}"]
-    for what, shape in zip_longest(whats, taken, fillvalue=""):
+    words = wrap(f"{_title(row)} {args_text(row.args)}", length, break_long_words=False)
+    whats = [part for line in words for part in fold_name(line, length)]
+    for what, shape in zip_longest(whats, _taken(row), fillvalue=""):
         yield (Cell(f"  {what}" if what else "", "quiet"), Cell(shape, "quiet"), *blank)
 
 
-def fold_name(name: str) -> list[str]:
-    """Return a long name in several pieces that end after a dot."""
+def _taken(row: Row) -> list[str]:
+    """Return the shapes that went in, one by one, or in one line when there are many."""
+    taken = [f"< {shape_text((tensor,))}" for tensor in row.inputs if tensor.role != "buffer"]
+    return taken if len(taken) <= _MOST_SHAPES else [f"< {shape_text(row.inputs)}"]
+
+
+def fold_name(name: str, length: int = _FOLD) -> list[str]:
+    """Return a long name in several pieces that end after a dot, or after an underscore where a part is long."""
+    if len(name) <= length:
+        return [name]
     pieces = [""]
     for part in re.findall(r"[^.]*\.|[^.]+$", name):
-        if pieces[-1] and len(pieces[-1]) + len(part) > _FOLD:
-            pieces.append("")
-        pieces[-1] += part
+        for each in [part] if len(part) <= length else re.findall(r"[^_]*_|[^_]+$", part):
+            if pieces[-1] and len(pieces[-1]) + len(each) > length:
+                pieces.append("")
+            pieces[-1] += each
     return pieces
 
 
@@ -274,11 +309,13 @@ def _statistics(rows: list[Row], *, is_wide: bool) -> list[Block]:
             lines.append((Cell(f"{row.name} ({row.type})"), *empty))
         for side, tensor, stats in told:
             cells = _stat_cells(stats)
-            label = Cell(f"  {side} {'' if tensor.role == 'value' else tensor.name}".rstrip(), "quiet")
+            name = "" if tensor.role == "value" else tensor.name
+            label = f"  {side} {name}".rstrip()
             if is_wide:
-                lines.append((label, *cells))
+                lines.append((Cell(label, "quiet"), *cells))
             else:
-                lines += [(label, *cells[:4]), (Cell(""), *cells[4:])]
+                above, below = (label, "") if len(label) <= _LABEL else (f"  {side}", f"    {name}")
+                lines += [(Cell(above, "quiet"), *cells[:4]), (Cell(below, "quiet"), *cells[4:])]
     return [Heading("values"), Table(_stat_columns(is_wide=is_wide), tuple(lines))]
 
 

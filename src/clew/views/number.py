@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+_COUNTS: Final = ("M", "G", "T", "P")
 _SECONDS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 ABSENT: Final = "-"
 
@@ -33,6 +34,17 @@ def format_number(value: float) -> str:
 def format_integer(value: float) -> str:
     """Return a whole number with commas between thousands."""
     return f"{int(value):,}" if math.isfinite(value) else format_number(value)
+
+
+def format_count(value: float) -> str:
+    """Return a whole number with commas, from a million on with three significant digits, such as ``38.6 M``."""
+    if not abs(value) >= 1e6 or math.isinf(value):
+        return format_integer(value)
+    size, unit = value / 1e6, 0
+    while abs(size) >= 999.5 and unit < len(_COUNTS) - 1:
+        size /= 1000
+        unit += 1
+    return f"{_three_digits(size)} {_COUNTS[unit]}"
 
 
 def format_bytes(value: float) -> str:
@@ -100,6 +112,7 @@ def _three_digits(value: float) -> str:
 FORMATS: Final[dict[str, Callable[[float], str]]] = {
     "number": format_number,
     "integer": format_integer,
+    "count": format_count,
     "bytes": format_bytes,
     "seconds": format_seconds,
     "share": format_share,
