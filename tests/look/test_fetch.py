@@ -189,6 +189,7 @@ def test_a_model_that_computes_its_own_loss_needs_none():
 
     values = clew.fetch(WithLoss(), torch.ones(2, 3), names="fc.weight@grad", labels=torch.tensor([0, 1]))
     assert values["fc.weight@grad"].shape == (2, 3)
+    assert clew.fetch(WithLoss(), torch.ones(2, 3), "loss", labels=torch.tensor([0, 1]))["loss"].ndim == 0
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import clew
+from clew.errors import UsageError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -223,6 +224,37 @@ def test_control_flow_follows_the_data_and_says_so():
     assert kinds(positive) == ["sum", "gt", "sigmoid"]
     assert kinds(negative) == ["sum", "gt", "tanh"]
     assert any("another input may take another path: bool at" in note for note in positive.notes)
+
+
+def test_meta_device_takes_inputs_inside_a_dataclass_and_leaves_them():
+    @dataclasses.dataclass(frozen=True)
+    class Batch:
+        pixels: torch.Tensor
+        more: dict
+
+    with torch.device("meta"):
+        layer = nn.Linear(3, 2)
+    batch = Batch(torch.ones(4, 3), {"mask": torch.ones(4, 1)})
+    graph = clew.trace(nn.Sequential(Unpack(layer)), batch)
+    assert {tensor.device for tensor in graph.tensors} == {"meta"}
+    assert batch.pixels.device.type == batch.more["mask"].device.type == "cpu"
+
+
+class Unpack(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, batch):
+        return self.layer(batch.pixels) * batch.more["mask"]
+
+
+def test_a_class_is_no_model():
+    with pytest.raises(UsageError) as caught:
+        clew.trace(Unpack, torch.ones(2))
+    assert str(caught.value) == (
+        "Unpack is a class, not a model\n  next:  make one first, and give Unpack(…) with its inputs"
+    )
 
 
 def test_meta_device_gives_shapes_without_memory():

@@ -11,7 +11,7 @@ import torch
 from clew.capture.torch.fetch_catch import Catcher, Wish
 from clew.capture.torch.fetch_step import kept_step, take_step
 from clew.capture.torch.trace import Pass
-from clew.capture.torch.trace_loss import find_loss, leaf_gradients
+from clew.capture.torch.trace_loss import find_loss, leaf_gradients, own_loss
 from clew.capture.torch.trace_restore import eager, kept_gradients, unchanged, unrecorded
 from clew.capture.torch.trace_subject import resolve_subject
 from clew.errors import UsageError, suggest
@@ -105,6 +105,8 @@ class _Fetcher:
         if self.options.loss is not None:
             output = self.forward.run_forward(self.options.loss, output)
             self.catcher.keep_all("loss", output)
+        elif not self.catcher.is_known("loss"):  # a module of that name comes first
+            self.catcher.keep_all("loss", own_loss(output))
         return output
 
     def _loss_of(self, output: Any) -> torch.Tensor:

@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 
 def find_loss(output: Any) -> torch.Tensor | None:
     """Return the scalar an output offers for a backward pass: itself, its ``loss``, or None."""
+    loss = own_loss(output)
+    return loss if loss is not None and loss.requires_grad else None
+
+
+def own_loss(output: Any) -> torch.Tensor | None:
+    """Return the scalar that an output is or holds as its ``loss``, differentiable or not."""
     loss = output
     if isinstance(output, Mapping):
         loss = output.get("loss")
     elif not isinstance(output, torch.Tensor):
         loss = getattr(output, "loss", None)
-    is_scalar = isinstance(loss, torch.Tensor) and loss.numel() == 1
-    return loss if is_scalar and loss.requires_grad else None
+    return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
 
 
 def choose_loss(output: Any) -> tuple[torch.Tensor, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,11 @@ def resolve_subject(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     while isinstance(model, functools.partial):
         args, kwargs, model = (*model.args, *args), {**model.keywords, **kwargs}, model.func
     root: torch.nn.Module | None = None
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise UsageError(
+            f"{model.__name__} is a class, not a model",
+            next_step=f"make one first, and give {model.__name__}(…) with its inputs",
+        )
     if isinstance(model, torch.nn.Module):
         model = root = unwrap(model)
         name = type(model).__name__
@@ -63,7 +69,20 @@ def is_meta(root: torch.nn.Module) -> bool:
 
 
 def _to_meta(values: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), values)
+    return torch.utils._pytree.tree_map(_leaf_to_meta, values)
+
+
+def _leaf_to_meta(value: Any) -> Any:
+    """Return a tensor on the meta device, and a copy of a dataclass with its tensors there."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    moved = copy.copy(value)
+    for field in fields(value):
+        if hasattr(value, field.name):
+            object.__setattr__(moved, field.name, _to_meta(getattr(value, field.name)))
+    return moved
 
 
 def _bind(
