@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,10 @@ def test_site_shapes_line_and_fix():
         (Net(), [torch.randn(2, 3, 8, 8), 3], "takes fewer inputs"),
         (nn.Embedding(5, 2), [torch.tensor([7])], "not below num_embeddings"),
         (nn.Embedding(5, 2), [torch.tensor([1.0])], "x.long()"),
+        (nn.Linear(2, 2), [np.zeros((2, 2))], "torch.from_numpy(x)"),
+        (nn.Linear(2, 2), [[1.0, 2.0]], "the input is a list where the layer wants a tensor"),
+        (lambda x: torch.cat([x, torch.ones(2, 5)]), [torch.ones(1, 3)], "and 3 meets 5"),
+        (lambda x: F.cross_entropy(x, torch.tensor([3])), [torch.ones(1, 3)], "class 3 is not among"),
         (nn.BatchNorm1d(3), [torch.randn(1, 3)], "or call model.eval()"),
         (nn.LayerNorm(4), [torch.randn(2, 3)], "must end in (4)"),
         (lambda x: x.t().view(-1), [torch.randn(2, 3)], "use reshape instead of view"),

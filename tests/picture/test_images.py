@@ -133,8 +133,9 @@ def test_activations_of_what_is_not_there_say_so():
     assert str(caught.value) == "no site 'cnv' in Net\n  next:  did you mean 'conv'?"
     with pytest.raises(UsageError, match="there is no sample 2"):
         clew.activations(model, x, "conv", sample=2)
-    with pytest.raises(TraceFailed, match="the model raised RuntimeError"):
+    with pytest.raises(TraceFailed, match="conv2d in 'conv' raised RuntimeError") as failed:
         clew.activations(model, torch.randn(2, 4, 10, 10), "conv")
+    assert "expects 3 channels and got 4" in failed.value.next_step
 
 
 def test_a_histogram_counts_what_is_finite_and_tells_the_rest():

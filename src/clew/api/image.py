@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from clew.errors import ClewError, TraceFailed, UsageError, suggest
+from clew.errors import ClewError, UsageError, suggest
 from clew.model.glob import compile_globs, split_patterns
 
 if TYPE_CHECKING:
@@ -122,11 +122,9 @@ def attention(
     except ClewError:
         raise
     except Exception as error:
-        raise TraceFailed(
-            f"the model raised {type(error).__name__}: {error}",
-            where=type(model).__name__,
-            next_step="clew.trace(model, …) on these inputs names the place",
-        ) from error
+        from clew.capture.torch.activation import locate_failure
+
+        raise locate_failure(model, inputs, kwargs, error) from error
     if not records:
         raise _nothing_found(type(model).__name__, layers, sites)
     return AttentionMaps({record.site: record.weights for record in records}, heads=wanted)

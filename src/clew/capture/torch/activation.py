@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clew.capture.torch.leaves import walk
+from clew.capture.torch.trace import TraceOptions, trace_any
 from clew.capture.torch.trace_restore import eager, unchanged
 from clew.errors import TraceFailed, UsageError, suggest
 
@@ -56,11 +57,24 @@ def call(module: Any, inputs: Any) -> Any:
     try:
         return module(*args, **kwargs)
     except Exception as error:
-        raise TraceFailed(
-            f"the model raised {type(error).__name__}: {error}",
-            where=type(module).__name__,
-            next_step="call the model on these inputs yourself, or clew.trace(model, …) for the place",
-        ) from error
+        raise locate_failure(module, args, kwargs, error) from error
+
+
+def locate_failure(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> TraceFailed:
+    """Return where a model raised, found by a second pass under the tracer, which sees each operation."""
+    try:
+        trace_any(model, args, kwargs, TraceOptions(no_grad=True))
+    except TraceFailed as located:
+        return located
+    except Exception:  # noqa: BLE001 - the first exception is the one to tell
+        pass
+    return TraceFailed(
+        f"the model raised {type(error).__name__}: {error}",
+        where=type(model).__name__,
+        next_step="a second pass on the same inputs went through: look for what changes from call to call",
+    )
 
 
 def to_numpy(tensor: torch.Tensor, where: str = "") -> NDArray[np.floating]:

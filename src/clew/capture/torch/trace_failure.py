@@ -146,6 +146,22 @@ _HINTS: Final[tuple[tuple[str, str], ...]] = (
         "dimension {2} is {0} in one tensor and {1} in the other: check the layers that made them",
     ),
     (
+        r"Sizes of tensors must match except in dimension (\d+)\. Expected size (\d+) but got size (\d+)",
+        "only dimension {0} may differ when joining, and {1} meets {2}: join along another, or check what made them",
+    ),
+    (
+        r"Target (-?\d+) is out of bounds",
+        "class {0} is not among the outputs: make the last layer wider, or count the classes from 0",
+    ),
+    (
+        r"must be Tensor, not numpy\.ndarray",
+        "the input is a numpy array: give torch.from_numpy(x)",
+    ),
+    (
+        r"must be Tensor, not (\w+)",
+        "the input is a {0} where the layer wants a tensor: give torch.as_tensor(x), or check the inputs' order",
+    ),
+    (
         r"argument #1 'indices' to have one of the following scalar types: Long, Int",
         "an embedding looks up whole numbers: give x.long(), or --input int64:2,16:0..100 in the shell",
     ),
