@@ -116,7 +116,9 @@ def read(folder: Path, tensors: int) -> tuple[float, float]:
 
 def report(folder: Path, tensors: int, steps: int, *, rich: bool = False) -> None:
     training = Training(tensors, rich=rich)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cpu = [seconds / (steps / 10) * 1e6 for seconds in write(folder, training, steps)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
     size = folder_bytes(folder)
     series, latest = read(folder, tensors)
     scaled = size * TARGET_STEPS / steps
@@ -129,9 +131,7 @@ def report(folder: Path, tensors: int, steps: int, *, rich: bool = False) -> Non
     )
     print(f"  one series   {series * 1e3:8.0f} ms, opening included (limit 300)")
     print(f"  latest step  {latest * 1e3:8.0f} ms, opening included (limit 300)")
-    print(
-        f"  peak memory  {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:8.0f} MB of the process"
-    )
+    print(f"  peak memory  {peak:8.0f} MB more while writing than before it")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clew.store.tables import TableSpec
 
 ROW_GROUP: Final = 32_768
+TURNED_ROWS: Final = 8 * ROW_GROUP
 MOST_CHUNKS: Final = 64
 """With more pieces than these, joining them first is cheaper than collecting each row group from all of them."""
 
@@ -102,15 +103,15 @@ class Rectangle:
         return column.reshape(self.steps, -1).T[self.order].ravel()
 
     def row_groups(self, table: pa.Table) -> Iterator[Group]:
-        """Yield the row groups of the part, one after the other: some series each, or a piece of a long one."""
+        """Yield the row groups of the part; several are turned at once, since memory is read in lines, not numbers."""
         if table["step"].num_chunks > MOST_CHUNKS:
             table = table.combine_chunks()
-        series = max(ROW_GROUP // self.steps, 1)
+        series = max(TURNED_ROWS // self.steps, 1)
         for start in range(0, len(self.order), series):
             chosen = self.order[start : start + series]
-            group = {name: self._turn(table[name], chosen) for name in table.column_names}
-            for first in range(0, len(group["step"]), 2 * ROW_GROUP):
-                yield {name: column.slice(first, 2 * ROW_GROUP) for name, column in group.items()}
+            turned = {name: self._turn(table[name], chosen) for name in table.column_names}
+            for first in range(0, len(turned["step"]), ROW_GROUP):
+                yield {name: column.slice(first, ROW_GROUP) for name, column in turned.items()}
 
     def _turn(self, column: pa.ChunkedArray, chosen: Any) -> pa.Array:
         """Return some columns of the rectangle, one after the other."""
@@ -118,8 +119,13 @@ class Rectangle:
         if column.null_count or not pa.types.is_primitive(column.type):
             places = chosen[:, None] + np.arange(self.steps) * rows
             return _one_array(column.take(pa.array(places.ravel())))
-        pieces = [chunk.to_numpy().reshape(-1, rows)[:, _as_slice(chosen)] for chunk in column.chunks]
-        return pa.array(np.concatenate(pieces).T.ravel())
+        turned = np.empty((len(chosen), self.steps), column.type.to_pandas_dtype())
+        first, wanted = 0, _as_slice(chosen)
+        for chunk in column.chunks:
+            piece = chunk.to_numpy().reshape(-1, rows)
+            turned[:, first : first + len(piece)] = piece[:, wanted].T
+            first += len(piece)
+        return pa.array(turned.ravel())
 
 
 def _as_slice(chosen: Any) -> Any:
