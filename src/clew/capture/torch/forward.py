@@ -77,6 +77,9 @@ class ForwardLens:
         self.recorder = recorder
         self.roots = roots
         self.thread = _Thread()
+        self._wants_input = recorder.wants["input"]
+        self._wants_output = recorder.wants["output"]
+        self._wants_gradient = recorder.wants["grad_output"]
         self._last: Callable[[], torch.Tensor | None] = _nothing
         self._last_version = -1
         self._last_serial = -1
@@ -207,7 +210,7 @@ class ForwardLens:
         if ordinal >= MAX_CALLS:
             ordinal, recorder.has_repeats = MAX_CALLS - 1, True
         tag = ordinal | self.thread.tag
-        if recorder.wants["input"] and not recorder.in_backward:
+        if self._wants_input and not recorder.in_backward:
             self._record_inputs(entry, args, kwargs, tag)
         if type(output) is torch.Tensor:
             self._record_leaf(entry.site, output, tag)
@@ -217,22 +220,21 @@ class ForwardLens:
 
     def _record_leaf(self, site: int, tensor: torch.Tensor, tag: int) -> None:
         recorder = self.recorder
+        version = 0 if tensor.is_inference() else tensor._version
         same = (
-            self._last() is tensor
-            and self._last_version == _version(tensor)
-            and self._last_serial == recorder.serial
+            self._last() is tensor and self._last_version == version and self._last_serial == recorder.serial
         )
         row = -1
-        if recorder.wants["output"] and not recorder.in_backward:
+        if self._wants_output and not recorder.in_backward:
             if same and self._last_row >= 0:
                 row = recorder.repeat(self._last_row, tensor, site, tag=tag | KIND_OUTPUT)
             else:
                 row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
         hook = self._last_hook if same else None
-        if recorder.wants["grad_output"] and tensor.requires_grad:
+        if self._wants_gradient and tensor.requires_grad:
             hook = self._watch_gradient(tensor, site, tag | KIND_GRAD_OUTPUT, hook)
         self._last = weakref.ref(tensor)
-        self._last_version = _version(tensor)
+        self._last_version = version
         self._last_serial = recorder.serial
         self._last_row = row
         self._last_hook = hook
@@ -271,7 +273,3 @@ class ForwardLens:
 
 def _nothing() -> None:
     return None
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
