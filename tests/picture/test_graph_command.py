@@ -141,6 +141,7 @@ def test_a_run_without_modules_says_so(folder):
     [
         (["net.py:make_model", "--input", "4,8", "-o", "a.sv"], "no format 'sv' for a picture"),
         (["net.py:make_model", "--input", "4,8", "--step", "3"], "--step belongs to a recorded run"),
+        (["net.py", "--input", "4,8"], "a script alone names no model"),
         (["made", "--input", "4,8"], "--input belongs to a model"),
         (["made", "--stat", "l2", "--color", "op"], "both --color and --stat say what to colour by"),
         (["made", "--step", "x", "-o", "a.svg"], "'x' is no step"),

@@ -61,6 +61,12 @@ def execute(args: Namespace) -> int:
 
 def _check(args: Namespace) -> None:
     """Refuse options that what is drawn does not have, rather than ignoring them."""
+    if args.model.endswith(".py"):
+        raise UsageError(
+            "a script alone names no model",
+            where=args.model,
+            next_step=f"write it like {args.model}:make_model",
+        )
     for name in ("step", "kind", "stat"):
         if getattr(args, name) is not None and _is_model(args.model):
             raise UsageError(

@@ -136,7 +136,8 @@ def _find_factory(text: str) -> Any:
     home, colon, name = text.rpartition(":")
     if not colon or not home or not name:
         raise UsageError(
-            f"'{text}' names no model", next_step="write it like train.py:make_model or package.models:Net"
+            f"'{text}' names no model",
+            next_step="write it like train.py:make_model or package.models:Net; clew show tells of a run",
         )
     module = _import_file(Path(home)) if home.endswith(".py") else _import_name(home)
     found: Any = module

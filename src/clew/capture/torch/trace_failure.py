@@ -179,7 +179,7 @@ _HINTS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"missing \d+ required (?:positional|keyword-only) arguments?: (.*)",
-        "the model needs more inputs: give {0} too",
+        "the model needs more inputs: give {0} too, in the shell with --input 4,3,128,128",
     ),
     (
         r"got an unexpected keyword argument '(.*?)'",
