@@ -120,6 +120,16 @@ def test_garbage_in_a_part_is_named_or_harmless(parts_run, copy):
     assert named > 40
 
 
+def test_a_part_whose_columns_were_renamed_is_named(parts_run, copy):
+    folder = copy(parts_run)
+    part = folder / "rank0/stats/part-000001.parquet"
+    body, footer = part.read_bytes()[:-20_000], part.read_bytes()[-20_000:]
+    part.write_bytes(body + footer.replace(b"site", b"sitx").replace(b"l2", b"l3"))
+    run = Run(folder)
+    assert np.array_equal(run.stats(columns=["l2"])["l2"], exact([0, 1, 2, 3, 8, 9, 10, 11]))
+    assert run.problems[0].startswith("rank0/stats/part-000001.parquet is damaged and left out: ")
+
+
 def test_a_table_that_is_gone_is_an_empty_one(parts_run, copy):
     folder = copy(parts_run)
     shutil.rmtree(folder / "rank0/stats")

@@ -139,6 +139,9 @@ class Part:
         """Which rows belong to which site and kind, as written; equal in most parts of a run."""
         self._groups = [self.metadata.row_group(index) for index in range(self.metadata.num_row_groups)]
         self._places = {name: index for index, name in enumerate(self.metadata.schema.names)}
+        flat = [field.name for field in spec.schema if not pa.types.is_list(field.type)]
+        if not self._places.keys() >= set(flat):
+            raise ValueError("its columns are not those of this format")
 
     def read(self, columns: Sequence[str], rows: Rows) -> Columns | None:
         """Return columns of the wanted rows as numpy arrays, or None when there can be none."""
