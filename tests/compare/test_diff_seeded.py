@@ -262,6 +262,117 @@ def test_the_cause_is_named(folder, references, kind, name):
     assert found.first.cause.split("-")[0] in found.sentence
 
 
+def functional(model):
+    block = model.blocks[1]
+
+    def forward(x):
+        x = x + block._attend(block.norm(x))
+        return x + block.down(block.drop(block._widen(1.01 * block.norm2(x))))
+
+    block.forward = forward
+
+
+def dropout_inside(model):
+    model.blocks[0].act = nn.Sequential(nn.GELU(), nn.Dropout(0.3))
+
+
+def layer_inside(model):
+    model.blocks[0].act = nn.Sequential(nn.GELU(), nn.Tanh())
+
+
+def other_class(model):
+    model.blocks[1].act = nn.ReLU()
+
+
+def attention_dropout(model):
+    model.blocks[1].attn.dropout = 0.5
+
+
+def one_block_less(model):
+    del model.blocks[1]
+
+
+def all_frozen_norms(model):
+    model.eval()
+
+
+def one_frozen_norm(model):
+    model.blocks[1].norm.eval()
+
+
+def other_momentum(model):
+    model.blocks[1].norm.momentum = 0.3
+
+
+MORE = {
+    "code of a block": (TinyText, {"edit": functional}, "blocks.1.conv", "operation"),
+    "dropout on one side": (TinyText, {"edit": dropout_inside}, "blocks.0.act.1", "randomness"),
+    "layer on one side": (TinyText, {"edit": layer_inside}, "blocks.0.act.1", "structure"),
+    "other class": (TinyText, {"edit": other_class}, "blocks.1.act", "argument"),
+    "dropout of attention": (TinyText, {"edit": attention_dropout}, "blocks.1.attn", "randomness"),
+    "one block less": (TinyText, {"edit": one_block_less}, "blocks.1.norm", "structure"),
+    "other optimizer": (TinyText, {"optimizer": adam()}, "stem.weight", "optimizer"),
+    "weight decay": (TinyText, {"optimizer": sgd(weight_decay=0.1)}, "stem.weight", "optimizer"),
+    "evaluation mode": (TinyConv, {"edit": all_frozen_norms}, "(model)", "argument"),
+    "one frozen norm": (TinyConv, {"edit": one_frozen_norm}, "blocks.1.norm", "argument"),
+    "momentum of a norm": (TinyConv, {"edit": other_momentum}, "blocks.1.norm", "argument"),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_more_causes_are_named_in_the_first_step(folder, references, name):
+    kind, changed, site, cause = MORE[name]
+    found = diff_runs(references(kind, {}), train(folder, f"more-{name.replace(' ', '-')}", kind, **changed))
+    assert found.first is not None, found.sentence
+    assert (found.first.step, found.first.site, found.first.cause) == (0, site, cause), found.sentence
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = TinyText()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_a_wrapper_is_no_difference_and_hides_none(folder, references):
+    found = diff_runs(references(TinyText, {}), train(folder, "wrapped", Wrapped))
+    assert found.is_identical, found.sentence
+    assert found.only_b == ("inner",)
+    found = diff_runs(
+        references(TinyText, {}),
+        train(folder, "wrapped-eps", Wrapped, edit=lambda model: other_eps(model.inner)),
+    )
+    assert (found.first.site, found.first.site_b) == ("blocks.1.norm", "inner.blocks.1.norm")
+    assert found.first.cause == "argument"
+
+
+def test_rounding_that_grows_is_traced_to_where_it_began(folder):
+    def nudge(model):
+        original = model.blocks[0].act.forward
+        model.blocks[0].act.forward = lambda x: original(x) * (1 + 2e-7)
+
+    runs = []
+    for name, edit in (("plain", lambda model: None), ("nudged", nudge)):
+        torch.manual_seed(0)
+        model = TinyText()
+        edit(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        inputs, targets = make_data(TinyText)
+        with clew.watch(
+            model, optimizer, out=str(folder), name=f"drift-{name}", budget="off", doctor=False
+        ) as watch:
+            for step in range(25):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs[step % STEPS]), targets[step % STEPS]).backward()
+                optimizer.step()
+        runs.append(clew.open_run(watch.path))
+    found = diff_runs(*runs)
+    assert (found.first.step, found.first.site, found.first.cause) == (0, "blocks.0.act", "precision")
+    assert "grows from step to step" in found.sentence
+
+
 @pytest.mark.parametrize("kind", [TinyConv, TinyText], ids=lambda kind: kind.__name__)
 def test_an_identical_pair_has_no_difference(folder, references, kind):
     found = diff_runs(references(kind, {}), train(folder, f"{kind.__name__}-again", kind))

@@ -109,6 +109,23 @@ def _look_at_seeds(case: StepCase) -> Origin | None:
     return case.origin(row, "weights", "randomness", reason)
 
 
+def _look_at_modes(case: StepCase) -> Origin | None:
+    """A run in training mode beside one in evaluation mode: none of their rows meet, all are there twice."""
+    a, b = case.lone_a, case.lone_b
+    if not a or not b or case.rows.is_kind("output").any():
+        return None
+    wanted = np.flatnonzero((a["kind"] == KINDS.index("output")) & (a["pair"] >= 0))
+    for row in wanted[::-1].tolist():
+        same = (b["pair"] == a["pair"][row]) & (b["kind"] == a["kind"][row])
+        if (same & (b["mode"] != a["mode"][row])).any():
+            site = case.sides.a.sites[a["site"][row]]
+            words = ("training", "evaluation")
+            mine = int(a["mode"][row])
+            reason = f"run a is in {words[mine]} mode and run b in {words[1 - mine]} mode"
+            return Origin(case.step, "forward", site.name, "output", "argument", reason, op=site.type)
+    return None
+
+
 def _look_at_data(case: StepCase) -> Origin | None:
     row = case.first_of("batch")
     if row >= 0:
@@ -238,6 +255,8 @@ def _look_at_buffers(case: StepCase) -> Origin | None:
 
 
 def _cause_of(numbers: dict[str, tuple[Any, Any]], otherwise: str = "optimizer") -> str:
+    if any(None in values for values in numbers.values()):
+        return "optimizer"  # other numbers, not only other values: another optimizer
     if any(name.partition("[")[0] == "lr" for name in numbers):
         return "learning-rate"
     return "optimizer" if numbers else otherwise
@@ -257,6 +276,7 @@ def _value(number: float | None) -> str:
 
 _LOOKS: Final[tuple[Callable[[StepCase], Origin | None], ...]] = (
     _look_at_seeds,
+    _look_at_modes,
     _look_at_data,
     _look_at_weights,
     _look_at_parameters,

@@ -102,6 +102,9 @@ def _judge_arguments(case: StepCase, row: int, a: Site, b: Site) -> Origin | Non
     kinds = {short_type(a.type), short_type(b.type)}
     is_random = any(is_dropout(kind) for kind in kinds)
     arguments = differing_arguments(a, b)
+    if place:
+        # The mode of a module around says little: its parts have modes of their own.
+        arguments.pop("training", None)
     if is_own and a.type and b.type and len(kinds) > 1 and not a.name.startswith("("):
         reason = f"it is {_class(a)} in a and {_class(b)} in b"
         cause = "randomness" if is_random else "argument"
@@ -136,16 +139,8 @@ def _find_lone(case: StepCase, row: int) -> Origin | None:
         if index < 0:
             continue
         site = sites[run.sites[lone["site"][index]].name]
-        if (
-            case.lone_a
-            and case.lone_b
-            and lone["pair"][index] >= 0
-            and _is_other_mode(case, lone, index, side)
-        ):
-            reason = "one run is in training mode here and the other in evaluation mode"
-            return Origin(case.step, "forward", site.name, "output", "argument", reason, op=site.type)
         cause = "randomness" if is_dropout(site.type) else "structure"
-        what = "calls it more often" if lone["pair"][index] >= 0 else "has it"
+        what = "calls it here" if lone["pair"][index] >= 0 else "has it"
         reason = f"only run {side} {what}, and what comes after it differs"
         return Origin(case.step, "forward", site.name, "output", cause, reason, side=side, op=site.type)
     return None
@@ -158,20 +153,16 @@ def _first_guilty(case: StepCase, row: int, lone: Columns, seqs: Any, side: str)
     forward = case.rows.is_kind(*_FORWARD) & ~case.different
     before = seqs[forward & (seqs < seqs[row])]
     low = int(before.max()) if len(before) else -1
-    hashes = case.rows["hash_a" if side == "a" else "hash_b"]
-    passed = set(hashes[case.rows.is_kind("batch", *_FORWARD) & ~case.different].tolist())
+    # What the other run has too, under whatever name, is not what makes the difference.
+    ours, theirs = ("hash_a", "hash_b") if side == "a" else ("hash_b", "hash_a")
+    known = case.rows.is_kind("batch", *_FORWARD)
+    passed = {*case.rows[ours][known & ~case.different].tolist(), *case.rows[theirs][known].tolist()}
     outputs = np.isin(lone["kind"], [KINDS.index(kind) for kind in _FORWARD])
     between = np.flatnonzero(outputs & (lone["seq"] > low) & (lone["seq"] < seqs[row]))
     for index in between[np.argsort(lone["seq"][between])]:
         if int(lone["hash"][index]) not in passed:
             return int(index)
     return -1
-
-
-def _is_other_mode(case: StepCase, lone: Columns, index: int, side: str) -> bool:
-    other = case.lone_b if side == "a" else case.lone_a
-    same = (other["pair"] == lone["pair"][index]) & (other["kind"] == lone["kind"][index])
-    return bool((same & (other["mode"] != lone["mode"][index])).any())
 
 
 def _find_moved(case: StepCase, row: int) -> str:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from clew.compare.diff_sides import Sides
     from clew.query import Run
 
+AMPLIFICATION: Final = 10.0
+"""An error this many times larger than all before it did not grow out of them."""
+
 PHASES: Final = {
     "batch": 0, "param": 1, "input": 2, "output": 2, "loss": 3, "grad_output": 4, "grad": 4, "update": 5, "state": 5,
     "buffer": 6,
@@ -137,10 +140,23 @@ class _Comparison:
         if found is None:
             measured = self.limits is not None
             return self._finish(
-                None, is_same=True, sentence=verdict.say_close(rows, origin, measured=measured)
+                None, is_same=True, sentence=verdict.say_close(self.sides, rows, origin, measured=measured)
             )
+        if found.cause in EXPLAINED_BY_ROUNDING and found.phase != "loss" and self._has_grown(rows, beyond):
+            reason = verdict.say_growth(origin, found)
+            return self._finish(origin.changed(cause="precision", reason=reason), case)
         self.notes.append(verdict.say_rounding_before(origin))
         return self._finish(found, found_case or case)
+
+    def _has_grown(self, rows: Rows, beyond: NDArray[np.bool_]) -> bool:
+        """Whether the first error beyond the limits is no more than a few times what had come before it."""
+        if not beyond.any():
+            return False
+        errors = relative_errors(rows)
+        order = np.lexsort((rows["seq"], rows["step"]))
+        first = int(np.flatnonzero(beyond[order])[0])
+        before = errors[order[:first]]
+        return bool(len(before)) and bool(errors[order[first]] <= AMPLIFICATION * before.max())
 
     # --- what differs ---
 

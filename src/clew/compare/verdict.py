@@ -47,16 +47,33 @@ def say_identical(sides: Sides, rows: Rows) -> str:
     hashed = bool(len(rows)) and bool(((rows["hash_a"] != 0) & (rows["hash_b"] != 0)).all())
     turned = any(pair.is_transposed for pair in sides.pairs)
     how = "identical" if hashed and not turned else "the same by their statistics"
-    return f"the runs are {how}: {len(rows):,} records of {_count(steps, 'step')} are equal"
+    return f"the runs are {how}: {len(rows):,} records of {_count(steps, 'step')} are equal{say_lone(sides)}"
 
 
-def say_close(rows: Rows, origin: Origin, *, measured: bool) -> str:
+def say_lone(sides: Sides) -> str:
+    """Return how many sites have no partner, where there are such."""
+    alone = [
+        (len(names), side) for names, side in ((sides.alignment.only_a, "a"), (sides.alignment.only_b, "b"))
+    ]
+    told = [f"{_count(count, 'site')} of {side}" for count, side in alone if count]
+    return f"; {' and '.join(told)} could not be compared" if told else ""
+
+
+def say_close(sides: Sides, rows: Rows, origin: Origin, *, measured: bool) -> str:
     """Return the verdict on runs that differ by no more than is allowed."""
     what = "the noise between the baseline runs" if measured else "the rounding of their dtypes"
     return (
         f"the runs are equal within tolerance, not identical: {len(rows):,} records of "
         f"{_count(len(np.unique(rows['step'])), 'step')} differ by no more than {what}; "
-        f"the first difference is at step {origin.step}, {origin.kind} of {origin.site}"
+        f"the first difference is at step {origin.step}, {origin.kind} of {origin.site}{say_lone(sides)}"
+    )
+
+
+def say_growth(origin: Origin, grown: Origin) -> str:
+    """Return the reason of a difference that began as rounding and grew."""
+    return (
+        f"{origin.reason}; the difference grows from step to step and leaves the tolerance at step {grown.step}, "
+        f"{grown.kind} of {grown.site}"
     )
 
 
@@ -98,14 +115,19 @@ def find_notes(sides: Sides, compared: NDArray[np.int64]) -> list[str]:
 
 
 def find_lone_module(sides: Sides) -> tuple[str, Site, int] | None:
-    """Return side, site and number of the modules that one run alone executed, or None."""
+    """Return side, site and number of the modules that one run alone executed, or None.
+
+    A module around others that both runs have is a wrapper, and no difference by itself.
+    """
     if sides.is_fragment:
         return None
+    paired = {"a": [pair.a for pair in sides.pairs], "b": [pair.b for pair in sides.pairs]}
     for side, names, sites in (
         ("a", sides.alignment.only_a, sides.sites_a),
         ("b", sides.alignment.only_b, sides.sites_b),
     ):
         lone = [sites[name] for name in names if sites[name].role == "module" and sites[name].order >= 0]
+        lone = [site for site in lone if not any(name.startswith(f"{site.name}.") for name in paired[side])]
         if lone:
             return side, min(lone, key=lambda site: site.order), len(lone)
     return None

@@ -12,19 +12,17 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS: Final = 400
 _PLAIN: Final = (bool, int, float, str, torch.dtype)
-_NOT_ARGUMENTS: Final = ("training", "forward")
-"""The mode, which changes, and a forward that somebody has replaced on the instance."""
 
 
 def describe_arguments(module: torch.nn.Module) -> str:
-    """Return ``name=value`` of the module's plain attributes, ``; `` between them; its mode is not one of them."""
+    """Return ``name=value`` of the module's plain attributes, ``; `` between them."""
     return "; ".join(f"{name}={text}" for name, text in _plain_attributes(module))[:_MOST_CHARACTERS]
 
 
 def _plain_attributes(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
     for name, value in module.__dict__.items():
-        if name.startswith("_") or name in _NOT_ARGUMENTS:
-            continue
+        if name.startswith("_") or name == "forward":
+            continue  # somebody has replaced the forward of this one module: no argument
         text = _tell(value)
         if text is not None:
             yield name, text
