@@ -133,6 +133,7 @@ class Recording:
 
             tell = self.tell if self._is_script else None
             tell_exception(error, self._session.recorder, self._writer.rank_folder, tell=tell)
+            self._session.recorder.ask(self._session.recorder.on_error, error)
         try:
             self._session.finish()
             if self._doctor is not None:

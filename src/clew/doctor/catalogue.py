@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 GROUP: Final = "clew.rules"
 
-FAMILIES: Final = ("inputs", "nonfinite", "activation", "progress", "update", "gradient", "timing", "ranks")
+FAMILIES: Final = (
+    "inputs", "nonfinite", "activation", "progress", "update", "gradient", "timing", "ranks",
+    "loop_gradients", "loop_coverage",
+)  # fmt: skip
 """Modules of this package that register rules when they are imported, in the order of the catalogue."""
 
 _loaded: Final[set[str]] = set()

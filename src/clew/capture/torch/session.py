@@ -15,6 +15,7 @@ from clew.capture.torch.forward import ForwardLens
 from clew.capture.torch.optimizers import OptimizerLens
 from clew.capture.torch.patches import Patches
 from clew.capture.torch.probe_evaluation import EvaluationProbe
+from clew.capture.torch.probe_loop import Lens, make_loop_probes
 from clew.capture.torch.probe_objective import ObjectiveProbe
 from clew.capture.torch.probe_stats import StatsProbe
 from clew.capture.torch.recorder import Recorder
@@ -54,7 +55,7 @@ class TorchSession:
         self._roots = roots = batches.roots = Roots(self.recorder, self.optimizers, batches)
         self.optimizers.discover = roots.discover_holders
         saved = SavedRegions(self.recorder)
-        self._lenses = (
+        self._lenses: tuple[Lens, ...] = (
             self.optimizers,
             ForwardLens(self.recorder, roots),
             BackwardLens(self.recorder, roots, self.optimizers),
@@ -64,6 +65,7 @@ class TorchSession:
             StatsProbe(self.recorder),
             ObjectiveProbe(self.recorder, saved),
             EvaluationProbe(self.recorder),
+            *make_loop_probes(self.recorder, self.optimizers, saved),
         )
         self._patches = Patches()
         given = list(models)

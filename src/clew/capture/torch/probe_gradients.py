@@ -1,0 +1,322 @@
+"""Follows gradients between backward, clearing and step: fresh, consumed, polluted, erased.
+
+What counts is the state of ``.grad`` itself, whoever cleared it and how: it is None, it holds zeros, or it is what the
+last step has used. Only the optimizer that consumes a gradient is asked; what other losses leave there is legal.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_events import find_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.probe_events import LoopEvents
+    from clew.capture.torch.recorder import Recorder
+
+_SAMPLE: Final = 12
+"""Parameters of an optimizer that are followed: a loop treats all of them alike."""
+
+_FIRST_STEPS: Final = 20
+_LATER: Final = (512, 6)
+"""After the first steps of an optimizer, so many of so many steps are followed."""
+
+_IDLE_PASSES: Final = 256
+"""An optimizer that has not stepped for so many backward passes is not waited for."""
+
+_MOST_ELEMENTS: Final = 4096
+_MOST_NOTES: Final = 4
+
+
+class _Stamp(NamedTuple):
+    """One state of a gradient: which tensor it is and how often it was written."""
+
+    tensor: int
+    version: int
+
+
+class _Held:
+    """A parameter of an optimizer and where its gradient stands."""
+
+    __slots__ = ("before", "consumed", "is_stale", "parameter", "produced", "was_nonzero")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+        self.before: _Stamp | None = None
+        self.consumed: _Stamp | None = None
+        self.produced: _Stamp | None = None
+        self.is_stale = False
+        self.was_nonzero = True
+
+
+class _State:
+    """One optimizer: the gradients that are followed, and how often each thing went wrong."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, passes: int, forget: Callable[[object], object]
+    ) -> None:
+        self.ref = weakref.ref(optimizer, forget)
+        self.held: list[_Held] = []
+        self.smallest: torch.Tensor | None = None
+        self.size = -1
+        self.steps = 0
+        self.passes = passes
+        self.counts: dict[str, int] = {}
+        self.was_early = False
+        self.is_testing = False
+        self.sum = 0.0
+
+
+class _Clip(NamedTuple):
+    """The newest clipping: the parameters it was given, whether it found gradients, and the line."""
+
+    parameters: frozenset[int]
+    found: bool
+    source: str
+
+
+class GradientProbe:
+    """Tells of steps on gradients that were used before, were erased, or were never there."""
+
+    def __init__(self, recorder: Recorder, events: LoopEvents) -> None:
+        self.recorder = recorder
+        self.events = events
+        self._states: dict[int, _State] = {}
+        self._passes = 0
+        self._is_fresh = False
+        """A forward with gradients has no backward yet."""
+        self._clip: _Clip | None = None
+        self._cleared_at = ""
+        self._is_active = True
+
+    def install(self, patches: Patches) -> None:
+        """Begin to follow gradients."""
+        patches.listen(self.recorder.on_root, self._see_root)
+        patches.listen(self.recorder.on_pass, self._see_pass)
+        patches.listen(self.events.on_made, self._add)
+        patches.listen(self.events.on_cleared, self._see_cleared)
+        patches.listen(self.events.on_clipped, self._see_clip)
+        patches.listen(self.events.on_stepping, self._see_stepping)
+        patches.listen(self.events.on_stepped, self._see_stepped)
+        self.recorder.note("probe", {"probe": "gradients"})
+
+    # ---------------------------------------------------------------- what happens
+
+    def _see_root(self, _module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
+        if not self._is_fresh and self._is_active and torch.is_grad_enabled():
+            first = next((leaf for _, leaf in walk(output)), None)
+            self._is_fresh = first is not None and first.requires_grad
+
+    def _see_pass(self, begins: bool) -> None:
+        if begins:
+            self._passes += 1
+            self._is_fresh = False
+        if not self._is_active:
+            return
+        for state in self._looking():
+            for held in state.held:
+                if begins:
+                    _before_pass(held)
+                else:
+                    _after_pass(held, is_testing=state.is_testing)
+
+    def _see_cleared(self, _owner: Any) -> None:
+        if self._is_active and any(held.produced for state in self._looking() for held in state.held):
+            self._cleared_at = find_line()
+
+    def _see_clip(self, parameters: list[torch.Tensor], norm: Any) -> None:
+        if not self._is_active:
+            return
+        found = any(each.grad is not None for each in parameters) and float(norm) != 0.0
+        self._clip = _Clip(frozenset(map(id, parameters)), found, "" if found else find_line())
+
+    def _see_stepping(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        state = self._add(optimizer)
+        if not self._is_looking(state):
+            return
+        _choose(state)
+        if not has_closure:
+            self._judge(state, optimizer)
+
+    def _see_stepped(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        state = self._add(optimizer)
+        if self._is_looking(state):
+            if has_closure:
+                self._judge_stale(state, optimizer)
+            for held in state.held:
+                held.consumed = _stamp(held.parameter.grad)
+                held.produced = None
+                held.is_stale = False
+            state.sum = _sum(state.smallest.grad) if state.smallest is not None else 0.0
+        else:
+            state.held, state.smallest, state.size = [], None, -1
+        state.steps += 1
+        state.passes = self._passes
+        self._is_active = any(self._is_looking(each) for each in self._states.values())
+
+    # ---------------------------------------------------------------- what is wrong
+
+    def _judge(self, state: _State, optimizer: torch.optim.Optimizer) -> None:
+        present = [held for held in state.held if held.parameter.grad is not None]
+        if not self._passes and not present:
+            state.was_early = True
+            self._note(state, optimizer, "early", wrong=len(state.held))
+        elif state.was_early and self._is_fresh:
+            self._note(state, optimizer, "delayed", wrong=len(state.held))
+        elif not self._is_fresh:
+            self._judge_erased(state, optimizer, present)
+        self._judge_stale(state, optimizer)
+        if state.steps and state.passes == self._passes:
+            self._judge_repeated(state, optimizer, present)
+        self._judge_clip(state, optimizer, present)
+        self._cleared_at = ""
+
+    def _judge_stale(self, state: _State, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients that a step has used were added to and are used again."""
+        mixed = [held for held in state.held if held.is_stale and held.produced is not None]
+        fresh = [held for held in state.held if not held.is_stale and held.produced is not None]
+        if mixed and len(mixed) >= len(fresh):
+            self._note(state, optimizer, "stale", wrong=len(mixed))
+
+    def _judge_erased(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
+        """Backward gave gradients, and none of them is left."""
+        produced = [held for held in state.held if held.produced is not None]
+        touched = [held for held in present if _stamp(held.parameter.grad) != held.produced]
+        if not produced or len(touched) < len(present):
+            return
+        if present:
+            if not all(_is_zero(held.parameter.grad) for held in present):
+                return
+            if not state.is_testing:
+                # Zeros may have been zeros before: look at what the next backward gives.
+                state.is_testing = True
+                return
+        if any(held.was_nonzero for held in produced):
+            self._note(state, optimizer, "erased", wrong=len(produced), cleared=self._cleared_at)
+
+    def _judge_repeated(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
+        """The very gradients of the last step, unchanged; a sum tells tensors apart that share an address."""
+        if not present or any(_stamp(held.parameter.grad) != held.consumed for held in present):
+            return
+        if state.smallest is not None and state.sum and _sum(state.smallest.grad) == state.sum:
+            self._note(state, optimizer, "repeated", wrong=len(present))
+
+    def _judge_clip(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
+        clip = self._clip
+        if clip is None:
+            return
+        concerned = [held for held in state.held if id(held.parameter) in clip.parameters]
+        if clip.parameters and not concerned:
+            return
+        self._clip = None
+        there = [held for held in (concerned or present) if held.produced is not None]
+        if not clip.found and any(not _is_zero(held.parameter.grad) for held in there):
+            self._note(state, optimizer, "unclipped", given=len(clip.parameters), clipped=clip.source)
+
+    def _note(self, state: _State, optimizer: torch.optim.Optimizer, problem: str, **more: Any) -> None:
+        count = state.counts[problem] = state.counts.get(problem, 0) + 1
+        if count > _MOST_NOTES:
+            return
+        known = self.events.know(optimizer)
+        self.recorder.note(
+            "gradients",
+            {
+                "problem": problem,
+                **known.tell(),
+                "count": count,
+                "steps": state.steps + 1,
+                "followed": len(state.held),
+                "source": find_line(),
+                **more,
+            },
+        )
+
+    # ---------------------------------------------------------------- which optimizers
+
+    def _add(self, optimizer: torch.optim.Optimizer) -> _State:
+        """Return the state of an optimizer, made now if it is new."""
+        key = id(optimizer)
+        state = self._states.get(key)
+        if state is None:
+            states = self._states
+            state = states[key] = _State(optimizer, self._passes, lambda _: states.pop(key, None))
+            self._is_active = True
+        return state
+
+    def _looking(self) -> list[_State]:
+        chosen = [state for state in self._states.values() if self._is_looking(state)]
+        for state in chosen:
+            if state.size < 0:
+                _choose(state)
+        return chosen
+
+    def _is_looking(self, state: _State) -> bool:
+        if self._passes - state.passes >= _IDLE_PASSES:
+            return False
+        every, length = _LATER
+        return state.steps < _FIRST_STEPS or state.steps % every < length
+
+
+def _choose(state: _State) -> None:
+    """Choose the parameters to follow, again when a group was added."""
+    optimizer = state.ref()
+    if optimizer is None:
+        return
+    size = sum(len(group["params"]) for group in optimizer.param_groups)
+    if size == state.size:
+        return
+    state.size = size
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    known = {id(held.parameter): held for held in state.held}
+    chosen = parameters[:: max(1, -(-len(parameters) // _SAMPLE))]
+    state.held = [known.get(id(parameter)) or _Held(parameter) for parameter in chosen]
+    state.smallest = min(chosen, key=lambda parameter: parameter.numel(), default=None)
+
+
+def _before_pass(held: _Held) -> None:
+    gradient = held.parameter.grad
+    held.before = _stamp(gradient)
+    if held.consumed is None and not held.is_stale:
+        return
+    if gradient is None or _is_zero(gradient):
+        held.is_stale = False
+    elif held.consumed is not None:
+        # What the user has written into since the step is meant to be there, such as a decayed gradient.
+        held.is_stale = held.before == held.consumed
+    held.consumed = None
+
+
+def _after_pass(held: _Held, *, is_testing: bool) -> None:
+    gradient = held.parameter.grad
+    stamp = _stamp(gradient)
+    if gradient is None or stamp == held.before:
+        return
+    held.produced = stamp
+    if is_testing:
+        held.was_nonzero = not _is_zero(gradient)
+
+
+def _stamp(gradient: torch.Tensor | None) -> _Stamp | None:
+    return None if gradient is None else _Stamp(id(gradient), gradient._version)
+
+
+def _is_zero(gradient: torch.Tensor | None) -> bool:
+    return _sum(gradient) == 0.0
+
+
+def _sum(gradient: torch.Tensor | None) -> float:
+    """Return the sum of the magnitudes of some elements."""
+    if gradient is None:
+        return 0.0
+    with torch.no_grad():
+        values = gradient.detach()
+        values = values._values() if values.is_sparse else values
+        flat = values.reshape(-1)
+        return float(flat[:: max(1, flat.numel() // _MOST_ELEMENTS)].abs().sum())

@@ -1,0 +1,34 @@
+"""The probes that look at the loop itself, put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from clew.capture.torch.probe_coverage import CoverageProbe
+from clew.capture.torch.probe_error import ErrorProbe
+from clew.capture.torch.probe_events import LoopEvents
+from clew.capture.torch.probe_gradients import GradientProbe
+
+if TYPE_CHECKING:
+    from clew.capture.torch.optimizers import OptimizerLens
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.saved import SavedRegions
+
+
+class Lens(Protocol):
+    """Something that looks while a recording goes on."""
+
+    def install(self, patches: Patches) -> None:
+        """Begin to look; ``patches`` takes everything back."""
+
+
+def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, _saved: SavedRegions) -> tuple[Lens, ...]:
+    """Return the probes of the loop, in the order they are switched on."""
+    events = LoopEvents(recorder)
+    return (
+        events,
+        GradientProbe(recorder, events),
+        CoverageProbe(recorder, events, optimizers),
+        ErrorProbe(recorder),
+    )

@@ -1,0 +1,214 @@
+"""Parameters that get no gradient, and gradients that no optimizer uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clew.doctor.loop_words import list_some, said_at
+from clew.doctor.rule import Found, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clew.doctor.case import Case
+
+_FEWEST_STEPS = 5
+_UNTRAINED = ("V02", "D06", "O11", "O09")
+
+
+@rule(
+    "M01",
+    "parameter-not-optimized",
+    severity="error",
+    watches="parameters with gradients, and the parameters that all living optimizers hold together",
+    threshold="a non-zero gradient in 3 steps, in no optimizer, and unchanged by anybody",
+    silent="frozen weights have no gradients; weights updated by hand change; two optimizers count together",
+    hint="give the parameters to an optimizer",
+    needs=("probe:coverage", "optimizer"),
+    explains=("M03",),
+)
+def parameter_not_optimized(case: Case) -> Iterator[Found]:
+    """Parameters get gradients but are in no optimizer."""
+    for note in case.noted("unheld"):
+        # A whole model that only passes gradients on, in eval mode, is a teacher or a measure of likeness.
+        if not note["held"] and (not note["training"] or not note["held_elsewhere"]):
+            continue
+        made = next((each["made"] for each in note["optimizers"] if each["made"]), "")
+        names = [each["optimizer"] for each in note["optimizers"]]
+        optimizer = names[0] if len(set(names)) == 1 else "an optimizer"
+        hint = (
+            f"{list_some(note['parameters'], note['count'])} must be given to {optimizer}: "
+            f"it was made{said_at(made)}, before or without them; build it after the last change of the model"
+        )
+        yield Found(
+            int(note["step"]),
+            site=note["parameters"][0],
+            evidence={
+                "parameters": note["count"],
+                "optimized_of_this_model": note["held"],
+                "model": note["model"],
+            },
+            source=made,
+            hint=hint,
+            severity="error" if note["held"] else "warning",
+        )
+        return
+
+
+@rule(
+    "M02",
+    "optimizer-holds-dead-parameters",
+    severity="error",
+    watches="the parameters of an optimizer after backward, and the parameters of the models that are called",
+    threshold="none of its parameters has a gradient in 2 steps, none belongs to a model that is called",
+    silent="tensors that are optimized by themselves do get gradients",
+    hint="build the optimizer from the model that is trained",
+    needs=("probe:coverage", "optimizer"),
+    explains=("M01", "M03", "M05", "L08", "L06", *_UNTRAINED),
+)
+def optimizer_holds_dead_parameters(case: Case) -> Iterator[Found]:
+    """The optimizer holds parameters of a model that is not the one trained."""
+    for note in case.noted("no-gradients"):
+        if not note["called"] and note["trainable"]:
+            models = ", ".join(note["models"]) or "the model"
+            hint = (
+                f"{note['optimizer']}, made{said_at(note['made'])}, holds no parameter of {models}: build it "
+                "after the model was copied, wrapped, replaced or moved"
+            )
+            evidence = {
+                "optimizer": note["optimizer"],
+                "parameters": note["parameters"],
+                "of_a_called_model": 0,
+            }
+            yield Found(int(note["step"]), evidence=evidence, source=note["made"], hint=hint)
+            return
+
+
+@rule(
+    "M05",
+    "nothing-trainable",
+    severity="error",
+    watches="requires_grad of the parameters of an optimizer, and whether backward reaches them",
+    threshold="no parameter requires a gradient, in 2 steps or at the loss",
+    silent="a model that is partly frozen keeps one",
+    hint="check the loop that freezes parameters",
+    needs=("probe:coverage",),
+    explains=("L08", "M03", "L06", "O03", *_UNTRAINED),
+)
+def nothing_trainable(case: Case) -> Iterator[Found]:
+    """No parameter of the optimizer can be trained."""
+    frozen = [note for note in case.noted("no-gradients") if not note["trainable"]]
+    dead = [note for note in case.noted("loss-leaf") if note["parameters"] and not note["trainable"]]
+    if frozen:
+        note = frozen[0]
+        evidence = {"optimizer": note["optimizer"], "parameters": note["parameters"], "trainable": 0}
+        hint = (
+            f"every parameter of {note['optimizer']}, made{said_at(note['made'])}, has requires_grad=False: "
+            "check the loop that freezes layers"
+        )
+        yield Found(int(note["step"]), evidence=evidence, source=note["made"], hint=hint)
+    elif dead:
+        note = dead[0]
+        evidence = {"parameters": note["parameters"], "trainable": 0}
+        hint = "every parameter of the model has requires_grad=False: check the loop that freezes layers"
+        yield Found(int(note["step"]), evidence=evidence, source=note["source"], hint=hint)
+
+
+@rule(
+    "M04",
+    "unregistered-module",
+    severity="error",
+    watches="modules that run inside a model without being part of it",
+    threshold="their parameters get gradients in 3 steps, are in no optimizer and never change",
+    silent="a hidden frozen teacher has no gradients",
+    hint="use nn.ModuleList or nn.ModuleDict",
+    needs=("probe:coverage", "optimizer"),
+    explains=("M01", "M03", "L08", *_UNTRAINED),
+)
+def unregistered_module(case: Case) -> Iterator[Found]:
+    """Layers are kept where the model does not find them."""
+    hidden = case.noted("unregistered")
+    fresh = case.noted("fresh-module")
+    if hidden:
+        note = hidden[0]
+        right = "nn.ModuleDict" if note["container"] == "dict" else "nn.ModuleList"
+        where = f"{note['model']}.{note['attribute']}" if note["attribute"] else "a plain container"
+        hint = f"{where} is a plain {note['container'] or 'list'}, so .parameters() does not see inside: use {right}"
+        evidence = {"modules": ", ".join(note["modules"][:3]), "parameters": note["parameters"]}
+        yield Found(int(note["step"]), site=note["attribute"], evidence=evidence, hint=hint)
+    elif fresh:
+        note = fresh[0]
+        hint = f"a new {note['type']} is made in every forward: make it once, in __init__"
+        evidence = {"type": note["type"], "made_in_steps": note["steps"]}
+        yield Found(int(note["step"]), evidence=evidence, hint=hint)
+
+
+@rule(
+    "L08",
+    "graph-cut",
+    severity="error",
+    watches="modules that run in forward and whose parameters an optimizer holds",
+    threshold="no gradient in 15 steps; 2 steps where none of its parameters has one",
+    silent="designed stop-gradients are not in an optimizer; copies that follow another network are recognised",
+    hint="look for detach, no_grad, .data, .item() or numpy on the way from the module to the loss",
+    needs=("probe:coverage", "optimizer"),
+    explains=("M05", "M03", *_UNTRAINED),
+)
+def graph_cut(case: Case) -> Iterator[Found]:
+    """The way back from the loss is cut inside the model."""
+    for note in case.noted("no-gradients"):
+        if note["called"] and note["trainable"]:
+            hint = (
+                f"no parameter of {note['optimizer']} is reached by backward although the model runs: look for detach, "
+                "no_grad, .data, .item() or numpy between the model and the loss"
+            )
+            evidence = {"optimizer": note["optimizer"], "parameters_without_gradient": note["parameters"]}
+            yield Found(int(note["step"]), evidence=evidence, source=note["made"], hint=hint)
+            return
+    for note in case.noted("unreached"):
+        if note["form"] == "cut" and note["steps"] >= _FEWEST_STEPS:
+            yield _tell_cut(note)
+            return
+
+
+def _tell_cut(note: dict[str, Any]) -> Found:
+    between = f"between {note['before']} and {note['after']}" if note["after"] else f"behind {note['before']}"
+    cause = "it runs under no_grad" if note["without_grad"] else "look for detach, .data, .item() or numpy"
+    return Found(
+        int(note["step"]) - note["steps"] + 1,
+        site=note["before"],
+        evidence={
+            "modules": note["module_count"],
+            "parameters_without_gradient": note["count"],
+            "steps": note["steps"],
+        },
+        source=note["made"],
+        hint=f"{list_some(note['modules'], note['module_count'])} gets no gradient: {cause} {between}",
+    )
+
+
+@rule(
+    "M03",
+    "unused-layer",
+    severity="warning",
+    watches="parameters that an optimizer holds and that nothing uses",
+    threshold="no gradient in 15 steps, module never called; 60 steps for one of several experts or heads",
+    silent="experts and alternating heads get their turn",
+    hint="remove the layer, or use it",
+    needs=("probe:coverage", "optimizer"),
+)
+def unused_layer(case: Case) -> Iterator[Found]:
+    """A layer is trained that the model never uses."""
+    for note in case.noted("unreached"):
+        if note["form"] == "unused" and note["steps"] >= _FEWEST_STEPS:
+            names = note["single"] or note["modules"]
+            count = note["count"] if note["single"] else note["module_count"]
+            yield Found(
+                int(note["step"]) - note["steps"] + 1,
+                site=names[0],
+                evidence={"parameters_without_gradient": note["count"], "steps": note["steps"]},
+                source=note["made"],
+                hint=f"{list_some(names, count)} never takes part in the loss: remove it, or call it in forward "
+                "(under DistributedDataParallel it needs find_unused_parameters=True)",
+            )
+            return
