@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from clew.replay.explain import Explainer
+from clew.store.evidence import write_evidence
 from clew.store.verdicts import write_verdict
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ def explain_bad_steps(recorder: Recorder, rank_folder: Path, *, tell: Callable[[
             tell(_lower(verdict))
 
     wanted = os.environ.get(EXPLAIN_STEP, "")
-    recorder.on_bad = Explainer(recorder, publish, from_step=int(wanted) if wanted.isdigit() else 0)
+    recorder.on_bad = Explainer(
+        recorder,
+        publish,
+        from_step=int(wanted) if wanted.isdigit() else 0,
+        keep=lambda step, data: write_evidence(rank_folder, step, data),
+    )
 
 
 def _lower(verdict: Verdict) -> str:

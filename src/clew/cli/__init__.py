@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "doctor": ("clew.cli.doctor", "say what is wrong with a run, and what to change"),
     "rules": ("clew.cli.rules", "list the rules of the doctor"),
     "why": ("clew.cli.why", "name the operation and the line that made the first NaN"),
+    "repro": ("clew.cli.repro", "write a test that fails until a recorded fault is mended"),
     "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON or Parquet"),
     "rm": ("clew.cli.rm", "delete runs"),
     "pprint": ("clew.cli.pprint", "print a model as a table of operations or modules"),

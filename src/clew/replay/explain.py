@@ -18,6 +18,7 @@ import torch
 from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.capture.torch.leaves import walk
 from clew.model.schema import KIND_INDEX
+from clew.replay.evidence import Evidence, pack
 from clew.replay.reenter import Way, find_ways
 from clew.replay.rehearsal import Rehearsal
 from clew.replay.verdict import Verdict, judge, name_symptom
@@ -34,8 +35,16 @@ _OUTPUT: Final = KIND_INDEX["output"]
 class Explainer:
     """Answers the recorder's report of a bad value, once a run: the first fault explains the rest."""
 
-    def __init__(self, recorder: Recorder, publish: Callable[[Verdict], None], *, from_step: int = 0) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        publish: Callable[[Verdict], None],
+        *,
+        from_step: int = 0,
+        keep: Callable[[int, bytes], None] | None = None,
+    ) -> None:
         self._from_step = from_step
+        self._keep = keep
         self._recorder = recorder
         self._publish = publish
         self._is_done = False
@@ -83,12 +92,24 @@ class Explainer:
         data = [leaf for leaf in batch if leaf.grad_fn is None and not recorder.registry.owns(leaf)]
         flight.restore()
         rehearsal = Rehearsal(recorder.registry, data)
+        evidence = Evidence(rehearsal)
         rehearsal.run(way.run)
         size = data[0].shape[0] if data and data[0].dim() else None
         verdict = judge(rehearsal, step=recorder.step, batch_size=size, way=way.name)
         if verdict.found:
             self._compare(rehearsal, verdict)
+            self._keep_evidence(evidence, verdict)
         return verdict
+
+    def _keep_evidence(self, evidence: Evidence, verdict: Verdict) -> None:
+        """Keep what a test of this step needs; a verdict without a test is better than none."""
+        if self._keep is None:
+            return
+        try:
+            self._recorder.flight.restore()
+            self._keep(verdict.step, pack(*evidence.build(verdict)))
+        except Exception as error:  # noqa: BLE001 - told beside the verdict
+            verdict.notes.append(f"no test can be made of it: {type(error).__name__}: {error}")
 
     def _call_roots(self) -> object:
         return [call.module(*call.args, **call.kwargs) for call in self._recorder.flight.calls]

@@ -99,6 +99,8 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Asked of each bad operation: may it be? What it says yes to counts as meant."""
         self.on_bad: Callable[[Event], None] | None = None
         """Called after each operation that made or carried on a bad value nobody meant."""
+        self.on_birth: Callable[[Event, Any, Any, list[torch.Tensor]], None] | None = None
+        """Called where good values became bad: the event, the operation, its arguments, the tensors among them."""
         self.before_write: Callable[[torch.Tensor], None] | None = None
         """Called with each tensor that an operation is about to write into."""
         self._role_of = role_of or (lambda _: "")
@@ -195,7 +197,10 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = list(tensors_in(result))
         measured = tuple(self.measure(tensor) for tensor in outputs)
         if any(value.is_bad for value in measured) and name not in _GARBAGE:
-            self._note_bad(event, (args, kwargs), outputs=outputs, measured=measured, before=before)
+            tensors = list(tensors_in((args, kwargs))) if before is None else before[1]
+            self._note_bad(event, (args, kwargs), tensors, outputs=outputs, measured=measured, before=before)
+            if event.elements and self.on_birth is not None:
+                self.on_birth(event, func, (args, kwargs), tensors)
         self.events.append(event)
         for tensor in outputs:
             self._writers[_address(tensor)] = event.index
@@ -204,9 +209,15 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.on_bad(event)
 
     def _note_bad(
-        self, event: Event, given: Any, *, outputs: Any, measured: tuple[Value, ...], before: Any
+        self,
+        event: Event,
+        given: Any,
+        tensors: list[torch.Tensor],
+        *,
+        outputs: Any,
+        measured: tuple[Value, ...],
+        before: Any,
     ) -> None:
-        tensors = list(tensors_in(given)) if before is None else before[1]
         inputs = before[0] if before is not None else tuple(self.measure(tensor) for tensor in tensors)
         clean = [v for v in inputs if not (v.is_bad and not self._is_meant_value(v))]
         event.bad = True

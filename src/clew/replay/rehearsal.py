@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from clew.capture.torch.registry import Registry
+    from clew.replay.lens import Event
 
 
 class Symptom(NamedTuple):
@@ -57,6 +58,12 @@ class Rehearsal:
         self.prints: list[tuple[str, int]] = []
         """Modules in order of execution with the hash of their output, to compare with the recording."""
         self.error: BaseException | None = None
+        self.blamed: Event | None = None
+        """The operation that the verdict names."""
+        self.on_call: Callable[[str, torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], None] | None = (
+            None
+        )
+        """Called after each module call with its name, arguments and output."""
         self._patches = Patches()
 
     def run(self, step: Callable[[], object]) -> None:
@@ -106,6 +113,8 @@ class Rehearsal:
                 name = self._path.pop()
             if type(output) is torch.Tensor and torch._C._current_autograd_node() is None:
                 self.prints.append((name, self.lens.fingerprint(output)))
+            if self.on_call is not None:
+                self.on_call(name, module, args, kwargs, output)
             return output
 
         return _call_impl

@@ -57,6 +57,7 @@ def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) 
     elif origin.event is None:
         _tell_outside(verdict, origin)
     else:
+        rehearsal.blamed = origin.event
         _tell_event(verdict, rehearsal.lens, origin.event)
         verdict.sample = _sample_of(origin.event, batch_size)
     if origin is not None:

@@ -1,0 +1,143 @@
+"""A standalone test made of a recorded fault."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clew.errors import RunBroken, UsageError
+from clew.replay.repro import describe_data, write_test
+from clew.store.evidence import list_evidence
+from clew.store.layout import list_ranks, rank_folder
+
+if TYPE_CHECKING:
+    from clew.query import Run
+
+
+class Repro(NamedTuple):
+    """What was written: the test, its data, what kind of test it is, and what the data holds."""
+
+    test: Path
+    data: Path
+    part: str
+    holds: str
+    reasons: tuple[str, ...]
+
+
+def write_repro(run: Run, target: Path, *, step: int | None = None, operation: bool = False) -> Repro:
+    """Write a test of a run's bad step and the data beside it.
+
+    The module at fault is taken if it can be built from the user's own file, else the single operation; each is
+    executed once before it is written, and must fail.
+    """
+    if target.suffix != ".py":
+        raise UsageError(f"'{target}' is no name for a test", next_step="write -o test_nan.py")
+    beside = target.with_suffix(".safetensors")
+    for path in (target, beside):
+        if path.exists():
+            raise UsageError(f"'{path}' is there already", next_step="choose another name with -o")
+    evidence = _find_evidence(run, step)
+    whole = evidence.read_bytes()
+    data = _read_data(evidence, whole)
+    reasons = list(data.get("reasons", ()))
+    for part in ("operation",) if operation else ("module", "operation"):
+        if part not in data:
+            continue
+        blob = _take_part(whole, data, part)
+        text = write_test(data, part=part, target=target, data_bytes=len(blob), run=run.name)
+        problem = _try_out(text, blob, target)
+        if not problem:
+            _write(target, text, beside, blob)
+            holds = describe_data(data, part=part, data_bytes=len(blob))
+            return Repro(target, beside, part, holds, tuple(reasons))
+        reasons.append(f"{part}: the test did not fail as it should: {problem}")
+    raise UsageError(
+        f"no test can be made of step {data['step']}",
+        where="; ".join(reasons) or str(evidence),
+        next_step=f"clew why {run.name} says what happened",
+    )
+
+
+def _find_evidence(run: Run, step: int | None) -> Path:
+    found: dict[int, Path] = {}
+    for rank in reversed(list_ranks(run.path)):
+        found.update(list_evidence(rank_folder(run.path, rank)))
+    if step is None and found:
+        return found[min(found)]
+    if step not in found:
+        steps = f"there is some of step {', '.join(map(str, found))}" if found else "none was kept"
+        raise UsageError(
+            "no evidence of a bad step is in this run"
+            if step is None
+            else f"no evidence of step {step}: {steps}",
+            where=str(run.path),
+            next_step="it is kept when 'clew run' or clew.watch sees a loss, gradient or weight go bad",
+        )
+    return found[step]
+
+
+def _read_data(path: Path, blob: bytes) -> dict[str, Any]:
+    """Return the description in the header of the file; nothing else of it is looked at here."""
+    try:
+        (length,) = struct.unpack("<Q", blob[:8])
+        data: dict[str, Any] = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["clew"])
+        if not isinstance(data["verdict"]["source"], dict) or not isinstance(data["step"], int):
+            raise TypeError("no verdict")
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise RunBroken(f"the evidence cannot be read: {error}", where=str(path)) from error
+    return data
+
+
+def _take_part(blob: bytes, data: dict[str, Any], part: str) -> bytes:
+    """Return the file with the tensors and the description of one part alone: no data beyond what the test needs."""
+    (length,) = struct.unpack("<Q", blob[:8])
+    header = json.loads(blob[8 : 8 + length])
+    body = blob[8 + length :]
+    kept: dict[str, Any] = {}
+    pieces: list[bytes] = []
+    position = 0
+    for name, entry in header.items():
+        if name == "__metadata__" or name.startswith("op.") != (part == "operation"):
+            continue
+        start, end = entry["data_offsets"]
+        pieces.append(body[start:end])
+        kept[name] = {**entry, "data_offsets": [position, position + end - start]}
+        position += end - start
+    text = json.dumps({"step": data["step"], part: data[part]})
+    new = json.dumps({"__metadata__": {"clew": text}, **kept}).encode()
+    new += b" " * (-len(new) % 8)
+    return struct.pack("<Q", len(new)) + new + b"".join(pieces)
+
+
+def _try_out(text: str, blob: bytes, target: Path) -> str:
+    """Run the test where it will stand and return what is wrong with it: nothing when it fails as it should."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".clew-repro-", dir=target.parent) as folder:
+        trial = Path(folder) / target.name
+        # It stands one folder deeper than it will, so the path to the script has to lead one further up.
+        _write(
+            trial,
+            text.replace("Path(__file__).parent /", "Path(__file__).parents[1] /"),
+            trial.with_suffix(".safetensors"),
+            blob,
+        )
+        done = subprocess.run(
+            [sys.executable, str(trial)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    last = done.stderr.strip().splitlines()[-1:] or ["it passes"]
+    return "" if done.returncode == 1 and last[0].startswith("AssertionError: ") else last[0]
+
+
+def _write(target: Path, text: str, beside: Path, blob: bytes) -> None:
+    beside.write_bytes(blob)
+    target.write_text(text, encoding="utf-8")
