@@ -13,6 +13,7 @@ from torch import nn
 import clew
 from clew.cli import main
 from clew.errors import UsageError
+from clew.testing.runs import make_run
 
 
 def make_model(seed=0, **names):
@@ -206,6 +207,38 @@ def test_arrays_of_another_library_are_compared_with_a_torch_run(tmp_path):
         pass
     found = clew.diff(watch.path, bad.path)
     assert (found.first.site, found.first.cause) == ("1", "operation")
+
+
+def test_the_rank_that_differs_is_named(tmp_path):
+    for name in ("a", "b"):
+        for rank in (0, 1):
+            broken = [("fc2", "output")] if (name, rank) == ("b", 1) else []
+            make_run(tmp_path / name, rank=rank, steps=3, extras=True, broken=broken)
+    found = clew.diff(tmp_path / "a", tmp_path / "b")
+    assert (found.first.site, found.first.rank, found.first.step) == ("fc2", 1, 0)
+    assert "step 0 on rank 1" in found.sentence
+    assert clew.diff(tmp_path / "a", tmp_path / "a").is_identical
+
+
+def test_without_hashes_runs_are_the_same_by_their_statistics(tmp_path):
+    paths = [make_run(tmp_path / name, steps=2) for name in ("a", "b")]
+    found = clew.diff(*paths)
+    assert found.is_same
+    assert not found.is_identical
+    assert "the same by their statistics" in found.sentence
+    other = make_run(tmp_path / "c", steps=2, broken=[("fc1", "output")])
+    assert clew.diff(paths[0], other).first.site == "fc1"
+
+
+def test_runs_without_a_common_step_cannot_be_compared(tmp_path):
+    with clew.record("a", {"x": np.ones(2)}, step=0, out=str(tmp_path)) as a:
+        pass
+    with clew.record("b", {"x": np.ones(2)}, step=7, out=str(tmp_path)) as b:
+        pass
+    found = clew.diff(a.path, b.path)
+    assert not found.is_same
+    assert "no step recorded in both" in found.sentence
+    assert found.to_json()["first"] is None
 
 
 def test_record_takes_kinds_scalars_and_steps_in_order(tmp_path):

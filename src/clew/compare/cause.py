@@ -84,6 +84,7 @@ class StepCase:
             op=a.type if a.role == "module" else "",
             row=row,
             is_within=bool(self.errors[row] <= self.tolerances[pair]),
+            rank=int(self.rows["rank"][row]),
         ).changed(**more)
 
 

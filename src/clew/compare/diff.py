@@ -205,10 +205,13 @@ class _Comparison:
 
     def _case(self, step: int, losses: tuple[float, float] | None, limits: Any) -> StepCase:
         rows = match_rows(self.sides, step=step, with_stats=True)
-        errors = relative_errors(rows)
-        different = self._different(rows)
-        if limits is not None:
-            different = different & (errors > limits(rows))
+        different = self._differs_beyond(rows, limits)
+        ranks = np.unique(rows["rank"][different])
+        if len(self.sides.a.ranks) > 1:
+            rows = rows.of_rank(int(ranks[0]) if len(ranks) else self.sides.a.ranks[0])
+            different = self._differs_beyond(rows, limits)
+            if len(ranks):
+                self.notes.append(f"ranks that differ at step {step}: {', '.join(map(str, ranks.tolist()))}")
         is_full = step < self._full_until
         nothing: Columns = {}
         return StepCase(
@@ -216,7 +219,7 @@ class _Comparison:
             step,
             rows,
             different,
-            errors,
+            relative_errors(rows),
             self.tolerances,
             is_first=not len(self.steps) or step <= self.steps[0],
             is_known_before=bool((self.steps == step - 1).any()),
@@ -224,6 +227,10 @@ class _Comparison:
             lone_a=rows.lone_a if is_full else nothing,
             lone_b=rows.lone_b if is_full else nothing,
         )
+
+    def _differs_beyond(self, rows: Rows, limits: Any) -> NDArray[np.bool_]:
+        different = self._different(rows)
+        return different if limits is None else different & (relative_errors(rows) > limits(rows))
 
     # --- the verdict ---
 
@@ -251,7 +258,10 @@ class _Comparison:
         alignment = self.sides.alignment
         return Diff(
             is_same=is_same,
-            is_identical=is_same and not self._different_by_hash().any() and not self.losses,
+            is_identical=is_same
+            and not self.losses
+            and not self._unhashed(self.rows).any()
+            and not self._different_by_hash().any(),
             sentence=sentence if origin is None else verdict.say_origin(origin),
             first=origin,
             tensors=_list_tensors(case, origin) if case is not None and origin is not None else (),

@@ -53,9 +53,21 @@ class Rows:
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.columns[name]
 
+    def of_rank(self, rank: int) -> Rows:
+        """Return the rows of one rank: only they have one order of execution."""
+        chosen = self.columns["rank"] == rank
+        lone = [_take(each, each["rank"] == rank) for each in (self.lone_a, self.lone_b)]
+        return Rows(
+            _take(self.columns, chosen), lone[0], lone[1], _take(self.a, chosen), _take(self.b, chosen)
+        )
+
     def is_kind(self, *kinds: str) -> NDArray[np.bool_]:
         """Return which rows are of one of the kinds."""
         return np.isin(self.columns["kind"], [KINDS.index(kind) for kind in kinds])
+
+
+def _take(columns: Columns, rows: NDArray[np.bool_]) -> Columns:
+    return {name: column[rows] for name, column in columns.items()}
 
 
 def match_rows(sides: Sides, *, step: int | None = None, with_stats: bool = False) -> Rows:

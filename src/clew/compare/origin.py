@@ -42,6 +42,7 @@ class Origin:
     op: str = ""
     row: int = -1
     is_within: bool = False
+    rank: int = 0
 
     def changed(self, **more: Any) -> Origin:
         """Return the same with other fields."""

@@ -35,8 +35,9 @@ def say_origin(origin: Origin) -> str:
     place = f"{kind} of {names}" if origin.site != origin.kind else kind
     shown = f"{place} ({op})" if op and origin.kind not in ("param", "batch") else place
     cause = _CLASSES.get(origin.cause, origin.cause)
+    rank = f" on rank {origin.rank}" if origin.rank else ""
     return (
-        f"the runs part at step {origin.step} {_PLACES[origin.phase]}, first at the {shown}: {origin.reason} "
+        f"the runs part at step {origin.step}{rank} {_PLACES[origin.phase]}, first at the {shown}: {origin.reason} "
         f"(cause: {cause})"
     )
 
@@ -148,6 +149,7 @@ def to_json(diff: Diff) -> dict[str, Any]:
             "site_b": first.site_b or first.site,
             "kind": first.kind,
             "op": first.op,
+            "rank": first.rank,
         },
         "cause": first.cause if first is not None else None,
         "sentence": diff.sentence,
