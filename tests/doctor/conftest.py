@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-import torch._dynamo  # noqa: F401 - wraps torch.manual_seed when first imported, which is not of our doing
+import torch._dynamo  # wraps torch.manual_seed when first imported, which is not of our doing
 
 import clew
 from clew.store.findings import read_findings
@@ -49,7 +49,9 @@ def judge(tmp_path, capsys):
     def run(train, *args, error=None, **settings):
         gc.collect()  # optimizers of earlier tests would be found and taken for part of this one
         torch.manual_seed(0)
-        watch = clew.watch(out=str(tmp_path / "runs"), name=f"run{next(numbers)}", **{"budget": None, **settings})
+        watch = clew.watch(
+            out=str(tmp_path / "runs"), name=f"run{next(numbers)}", **{"budget": "off", **settings}
+        )
         with contextlib.suppress(*([error] if error else [])), watch:
             train(*args)
         judged = Judged(clew.diagnose(str(watch.path)), watch.path)

@@ -21,7 +21,16 @@ def mlp(features=8, hidden=32, classes=3, activation=nn.ReLU, layers=2):
 
 
 def fit(
-    model, data=None, *, steps=30, lr=0.1, loss=F.cross_entropy, batch=32, optimizer=None, change=None, after=None
+    model,
+    data=None,
+    *,
+    steps=30,
+    lr=0.1,
+    loss=F.cross_entropy,
+    batch=32,
+    optimizer=None,
+    change=None,
+    after=None,
 ):
     """Train a model; ``change(step, x, y)`` may spoil a batch, ``after(step)`` runs at the end of a step."""
     x, y = data if data is not None else blobs()

@@ -219,7 +219,7 @@ class Reckless(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    p -= group["lr"] * p.grad / (p.grad.square().sqrt() + group["eps"])
+                    p.sub_(group["lr"] * p.grad / (p.grad.square().sqrt() + group["eps"]))
 
 
 def half_frozen():
@@ -248,8 +248,8 @@ def adam_with_no_epsilon(eps):
 
 
 PARAMETERS = {
-    "own optimizer": lambda eps: with_optimizer(eps),
-    "Adam": lambda eps: adam_with_no_epsilon(eps),
+    "own optimizer": with_optimizer,
+    "Adam": adam_with_no_epsilon,
     "a bad row from the start": lambda eps: uninitialised(0.1 if eps else NAN),
 }
 

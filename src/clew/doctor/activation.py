@@ -54,7 +54,7 @@ def dead_relu(case: Case) -> Iterator[Found]:
 
 
 def _is_trained(case: Case, name: str) -> bool:
-    """Return whether an activation is part of a model that learns: a hinge inside a loss may rest at zero."""
+    """Return whether a site is part of a model that learns: a hinge inside a loss may rest at zero."""
     site = case.find_site(name.removesuffix(" (input)"))
     if site is None or name.endswith(" (input)"):
         return True
@@ -97,13 +97,16 @@ def saturated_activation(case: Case) -> Iterator[Found]:
     silent="a head that starts at zero differs after one step",
     hint="the outputs carry nothing of the inputs: look for dead or saturated layers and a collapsed target",
     needs=("probe:stats", "steps:10"),
-    explains=("V02", "D06"),
+    explains=("V02", "D06", "O09", "N08"),
 )
 def output_collapse(case: Case) -> Iterator[Found]:
     """The model gives the same output for every input."""
-    for note in case.noted("equal-outputs")[:1]:
+    for note in case.noted("equal-outputs"):
+        if not _is_trained(case, note["site"]):
+            continue
         yield Found(
             int(note["since"]),
             site=note["site"],
             evidence={"spread": note["spread"], "largest": note["largest"], "steps": note["steps"]},
         )
+        return

@@ -174,39 +174,41 @@ def _join(group: list[Finding]) -> Finding:
 
 def fold(findings: Sequence[Finding], rules: Sequence[Rule]) -> list[Finding]:
     """Return the causes, worst and earliest first, each with the findings that follow from it."""
-    explains = {rule.id: rule.explains for rule in rules}
-    causes = [_find_cause(finding, findings, explains) for finding in findings]
+    causes = _find_causes(findings, {rule.id: rule.explains for rule in rules})
     members: dict[int, list[Finding]] = {}
     for position, finding in enumerate(findings):
-        root, seen = position, {position}
-        while (above := causes[root]) is not None and above not in seen:
+        root = position
+        while (above := causes[root]) is not None:
             root = above
-            seen.add(root)
+        members.setdefault(root, [])
         if root != position:
-            members.setdefault(root, []).append(finding)
-    folded = {id for each in members.values() for id in map(id_of, each)}
+            members[root].append(finding)
     roots = [
-        replace(finding, explains=tuple(sorted(members.get(position, ()), key=_rank)))
-        for position, finding in enumerate(findings)
-        if id_of(finding) not in folded
+        replace(findings[root], explains=tuple(sorted(below, key=_rank))) for root, below in members.items()
     ]
     return sorted(roots, key=_rank)
 
 
-def id_of(finding: Finding) -> tuple[str, str, int]:
-    """Return what tells findings of one run apart."""
-    return finding.id, finding.site, finding.rank
+def _find_causes(findings: Sequence[Finding], explains: dict[str, tuple[str, ...]]) -> list[int | None]:
+    """Return the cause of each finding; where two explain each other, the earlier one stays."""
+    causes: list[int | None] = [None] * len(findings)
+    order = sorted(range(len(findings)), key=lambda position: findings[position].step)
+    for position in reversed(order):
+        for other in order:
+            if other != position and _explains(findings[other], findings[position], explains):
+                above: int | None = other
+                while above is not None and above != position:
+                    above = causes[above]
+                if above is None:
+                    causes[position] = other
+                    break
+    return causes
 
 
-def _find_cause(
-    finding: Finding, findings: Sequence[Finding], explains: dict[str, tuple[str, ...]]
-) -> int | None:
-    for position, other in enumerate(findings):
-        if other.id == finding.id or other.step > finding.step + _DETECTION_STEPS:
-            continue
-        if any(fnmatchcase(finding.id, pattern) for pattern in explains.get(other.id, ())):
-            return position
-    return None
+def _explains(cause: Finding, finding: Finding, explains: dict[str, tuple[str, ...]]) -> bool:
+    if cause.id == finding.id or cause.step > finding.step + _DETECTION_STEPS:
+        return False
+    return any(fnmatchcase(finding.id, pattern) for pattern in explains.get(cause.id, ()))
 
 
 def _rank(finding: Finding) -> tuple[int, int, str]:

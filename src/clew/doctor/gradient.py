@@ -80,7 +80,7 @@ def _is_embedding(case: Case, site: int) -> bool:
     silent="a single spike, or a norm that clipping handles, is no explosion",
     hint="clip the gradient norm, lower the learning rate, or look at the layer where the growth starts",
     needs=("scalar:grad_norm", "steps:20"),
-    explains=("V03",),
+    explains=("V03", "N01", "N02", "N03"),
 )
 def exploding_gradient(case: Case) -> Iterator[Found]:
     """The gradient norm leaves its own history."""

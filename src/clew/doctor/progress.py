@@ -60,6 +60,7 @@ class _Standing(NamedTuple):
     recent: float
     early: float
     guess: float
+    targets: int
     step: int
 
 
@@ -89,7 +90,12 @@ def _compare_with_guess(case: Case) -> _Standing | None:
         return None
     early = float(np.median(loss.values[:20]))
     return _Standing(
-        notes[-1]["form"], float(recent.mean()), early, float(notes[-1]["guess"]), int(loss.steps[-_RECENT])
+        notes[-1]["form"],
+        float(recent.mean()),
+        early,
+        float(notes[-1]["guess"]),
+        int(notes[-1]["targets"]),
+        int(loss.steps[-_RECENT]),
     )
 
 
@@ -147,7 +153,9 @@ def loss_not_improving(case: Case) -> Iterator[Found]:
         )
     stuck = standing.recent > 0.98 * standing.early
     if standing.form == "squares":
-        if stuck and abs(standing.recent - standing.guess) <= 0.02 * standing.guess:
+        # Means of squares are noisy, that of the guess by the number of targets it was made from.
+        room = standing.guess * max(0.05, 3 * math.sqrt(2 / standing.targets))
+        if standing.recent > 0.9 * standing.early and abs(standing.recent - standing.guess) <= room:
             yield Found(standing.step, evidence=_tell(standing))
     elif standing.recent > 1.02 * standing.guess and stuck:
         yield Found(standing.step, evidence=_tell(standing))

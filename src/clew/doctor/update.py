@@ -120,7 +120,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Found]:
     "learning-rate-too-low",
     severity="warning",
     watches="update over weight of every matrix in the first steps",
-    threshold="median ratio below 1e-6 over 10 steps while gradients are not zero and lr does not rise",
+    threshold="median ratio below 1e-6 over 10 steps while gradients are not as small and lr does not rise",
     silent="healthy steps move a matrix a thousand times more; a warm-up rises",
     hint="raise the learning rate",
     needs=("kind:update", "kind:param", "kind:grad", "optimizer", "steps:10"),
@@ -140,7 +140,7 @@ def learning_rate_too_low(case: Case) -> Iterator[Found]:
     # Lost to precision, or held back by something else than the rate: other rules name that.
     is_half = _share_of_half(case) > 0.5
     expected = highest * gradient
-    if ratio < 1e-6 and gradient > 0 and highest > 1e-12 and not rises and not is_half and expected < 1e-4:
+    if ratio < 1e-6 < gradient and highest > 1e-12 and not rises and not is_half and expected < 1e-4:
         yield Found(
             int(ratios.steps[0]),
             evidence={"median_update_ratio": ratio, "lr": highest, "median_gradient_ratio": gradient},
