@@ -181,6 +181,13 @@ def test_shared_repeated_and_directly_called_modules():
         ("first", "first", 0), ("act", "act", 0), ("first#1", "first", 1), ("act#1", "act", 1),
         ("second", "second", 0),
     ]  # fmt: skip
+    with pytest.raises(UsageError) as caught:
+        graph["again"]
+    assert str(caught.value) == (
+        "'again' is another name of the module 'first'\n  next:  take all of its calls: find('first*')"
+    )
+    with pytest.raises(UsageError, match="'again' is another name of the module 'first'"):
+        clew.fetch(Odd(), torch.randn(2, 3), "again")
     weight = graph.tensor("second.weight")
     assert weight.name == "first.weight"
     assert set(weight.aliases) == {"again.weight", "second.weight"}

@@ -36,6 +36,8 @@ def test_find(graph):
     assert [each.name for each in graph.find(site="2.?", role="param")] == ["2.0"]
     assert graph.find("nothing.*") == []
     assert graph.find(line="no_such_file.py") == []
+    with pytest.raises(UsageError, match="find takes text, not 41"):
+        graph.find(line=41)
 
 
 def test_brackets(graph):

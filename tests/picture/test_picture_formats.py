@@ -224,6 +224,7 @@ def test_save_chooses_by_the_ending_and_returns_the_path(tmp_path):
         ("a.svgg", {}, "no format 'svgg' for a picture\n  where: a.svgg\n  next:  did you mean 'svg'?"),
         ("a", {}, "a picture needs a format\n  where: a\n  next:  end the name with one of: svg, png, html"),
         ("a.svg", {"depth": 0}, "depth is 0\n  next:  1 shows the parts of the model"),
+        ("a.svg", {"color": "helth"}, "no statistic 'helth' to colour by"),
         ("a.svg", {"color": "std"}, "cannot colour by 'std': the tensors of this graph carry no statistics"),
         (
             "no/where/a.svg",

@@ -91,6 +91,7 @@ class Operation:
 class ModuleNode:
     """A module of the tree: dotted path (empty for the root), class, own parameters and how often it ran.
 
+    ``aliases`` are the other paths of a module that stands in several places; it goes by the first.
     A parameter that several modules share counts for the first of them only, so that counts add up.
     """
 
@@ -100,6 +101,7 @@ class ModuleNode:
     trainable: int = 0
     calls: int = 0
     order: int = -1
+    aliases: tuple[str, ...] = ()
 
 
 class BoundOperation:
@@ -203,6 +205,11 @@ class Graph:
         Patterns: ``*`` any text, ``?`` a character, ``{a,b}`` one of several. ``line`` is ``model.py:41``;
         ``role`` asks for operations that read a tensor of that role, such as ``param``.
         """
+        for value in (pattern, op, site, line):
+            if not isinstance(value, str):
+                raise UsageError(
+                    f"find takes text, not {value!r}", next_step="write find('block.*', line='model.py:41')"
+                )
         is_named, is_op, is_site = (compile_globs((each,)) for each in (pattern, op, site))
         return [
             bound
@@ -261,6 +268,12 @@ class Graph:
             return UsageError(
                 f"'{name}' ran {len(found)} operations: {names}{' …' if len(found) > 6 else ''}",
                 next_step=f"name one of them, or take all: find('{name}*')",
+            )
+        first = next((module.path for module in self.modules if name in module.aliases), "")
+        if first:
+            return UsageError(
+                f"'{name}' is another name of the module '{first}'",
+                next_step=f"take all of its calls: find('{first}*')",
             )
         known = [operation.name for operation in self.operations] + [module.path for module in self.modules]
         return UsageError(

@@ -97,13 +97,14 @@ def choose_coloring(graph: Graph, color: str) -> Coloring:
     known = sorted({name for tensor in graph.tensors for name in (tensor.stats or {})})
     if color in known:
         return _ByStat(graph, color)
-    if not known:
+    meant = suggest(color, ["op", "health"])
+    if not known and not meant:
         raise UsageError(
             f"cannot colour by '{color}': the tensors of this graph carry no statistics",
             where=graph.name,
             next_step="measure them: clew.trace(model, x, summary=True), or colour by 'op'",
         )
-    hint = suggest(color, ["op", "health", *known]) or f"one of: op, health, {', '.join(known)}"
+    hint = suggest(color, ["op", "health", *known]) or f"one of: {', '.join(['op', 'health', *known])}"
     raise UsageError(f"no statistic '{color}' to colour by", where=graph.name, next_step=hint)
 
 

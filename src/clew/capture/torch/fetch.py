@@ -164,6 +164,13 @@ class _Fetcher:
                 f"no gradient reached '{wish.pattern}'",
                 next_step="it does not need one, or the loss does not depend on it",
             )
+        shared = self.forward.recorder.names.shared
+        first = next((path for path, others in shared.items() if wish.pattern in others), "")
+        if first:
+            return UsageError(
+                f"'{wish.pattern}' is another name of the module '{first}'",
+                next_step=f"ask for '{first}*': its calls are told apart by #1, #2 in order",
+            )
         names = self.catcher.known_names()
         near = suggest(wish.pattern, names)
         listed = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

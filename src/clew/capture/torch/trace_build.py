@@ -217,6 +217,7 @@ def _modules(recorder: OperationRecorder) -> tuple[ModuleNode, ...]:
             trainable=sum([tensor.numel() for tensor in own.get(path, ()) if tensor.requires_grad]),
             calls=recorder.calls.get(path, 0),
             order=order.get(path, -1),
+            aliases=tuple(recorder.names.shared.get(path, ())),
         )
         for path, module in recorder.names.modules.items()
     )

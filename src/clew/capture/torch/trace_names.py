@@ -25,6 +25,8 @@ class ModelNames:
     def __init__(self, root: torch.nn.Module | None) -> None:
         self.paths: dict[int, str] = {}
         self.modules: dict[str, torch.nn.Module] = {}
+        self.shared: dict[str, list[str]] = {}
+        """The further paths of modules that have several, by the first."""
         self.tensors: dict[int, NamedTensor] = {}
         self.strangers: list[str] = []
         if root is not None:
@@ -52,6 +54,8 @@ class ModelNames:
             if id(module) not in self.paths:
                 self.paths[id(module)] = path
                 self.modules[path] = module
+            else:
+                self.shared.setdefault(self.paths[id(module)], []).append(path)
             stem = f"{path}." if path else ""
             for name, parameter in module._parameters.items():
                 if parameter is not None:
