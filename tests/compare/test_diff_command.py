@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import clew
 from clew.cli import main
@@ -117,6 +118,53 @@ def test_weights_changed_outside_the_optimizer(tmp_path, reference):
     found = clew.diff(reference, train(tmp_path, "bent", edit=bend))
     assert (found.first.step, found.first.site, found.first.cause) == (2, "0.weight", "optimizer")
     assert "changed outside the optimizer" in found.sentence
+
+
+def train_from_loader(folder, name, *, seed=0, label=None, accumulate=1, size=4, sees_targets=True):
+    model, criterion = make_model(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(5)
+    inputs, targets = torch.randn(16, 4, generator=generator), torch.zeros(16, dtype=torch.int64)
+    if label is not None:
+        targets[label] = 1
+    loader = DataLoader(
+        TensorDataset(inputs, targets),
+        batch_size=size,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    torch.manual_seed(3)
+    seen = None if sees_targets else model
+    with clew.watch(seen, out=str(folder), name=name, budget="off", doctor=False) as watch:
+        for index, (x, y) in enumerate(loader):
+            criterion(model(x), y).backward()
+            if (index + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return watch.path
+
+
+@pytest.mark.parametrize(
+    ("change", "site", "said"),
+    [
+        ({"seed": 1}, "batch.0", "other samples were drawn (5, 1, 3, 7 in a"),
+        ({"size": 8}, "batch.0", "4 samples in a and 8 in b"),
+        ({"accumulate": 2}, "batch.0", "a step of run b takes more batches"),
+        ({"label": 5}, "criterion.batch.1", "made of the same samples"),
+    ],
+    ids=["order", "size", "accumulation", "label"],
+)
+def test_differences_of_the_data_are_told(tmp_path, change, site, said):
+    found = clew.diff(train_from_loader(tmp_path, "a"), train_from_loader(tmp_path, "b", **change))
+    assert (found.first.step, found.first.site, found.first.cause) == (0, site, "data"), found.sentence
+    assert said in found.sentence
+
+
+def test_targets_that_nobody_saw_are_suspected_when_earlier_losses_were_equal(tmp_path):
+    a = train_from_loader(tmp_path, "a", sees_targets=False)
+    b = train_from_loader(tmp_path, "b", sees_targets=False, label=9)
+    found = clew.diff(a, b)
+    assert (found.first.step, found.first.phase, found.first.cause) == (2, "loss", "data"), found.sentence
 
 
 def test_renamed_modules_are_found_and_a_map_wins(tmp_path, reference, capsys):

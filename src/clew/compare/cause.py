@@ -134,7 +134,7 @@ def _look_at_data(case: StepCase) -> Origin | None:
     lone = case.lone("batch")
     if lone and not case.sides.is_fragment:
         side, site, kind = lone[0]
-        reason = f"only run {side} is given this tensor as often as it is"
+        reason = f"a step of run {side} takes more batches than one of the other run"
         return Origin(case.step, "data", site, kind, "data", reason)
     return None
 
@@ -151,6 +151,8 @@ def _say_samples(case: StepCase) -> str:
         return ""
     if a == b:
         return ", though they are made of the same samples of the data set"
+    if len(a) != len(b):
+        return f": {len(a)} samples in a and {len(b)} in b"
     if sorted(a) == sorted(b):
         return ": the same samples in another order"
     return f": other samples were drawn ({_few(a)} in a, {_few(b)} in b)"
@@ -212,10 +214,15 @@ def _look_at_loss(case: StepCase) -> Origin | None:
     reason = "all outputs of the model are equal and the loss is not"
     if case.losses is not None:
         reason += f" ({case.losses[0]:.6g} in a, {case.losses[1]:.6g} in b)"
-    reason += ": an argument of the loss function, or targets that were not recorded"
+    if case.is_first:
+        cause, told = "argument", "an argument of the loss function, or targets that were not recorded"
+    else:
+        # An argument would have shown in the steps before.
+        cause, told = "data", "the losses before were equal, so it is the targets, which were not recorded"
+    reason += f": {told}"
     if row >= 0:
-        return case.origin(row, "loss", "argument", reason)
-    return Origin(case.step, "loss", "loss", "loss", "argument", reason, is_within=_is_close(case.losses))
+        return case.origin(row, "loss", cause, reason)
+    return Origin(case.step, "loss", "loss", "loss", cause, reason, is_within=_is_close(case.losses))
 
 
 def _is_close(losses: tuple[float, float] | None) -> bool:

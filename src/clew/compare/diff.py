@@ -116,7 +116,7 @@ class _Comparison:
         origin, case = self._find(exact, self.losses)
         if origin is None:
             return self._judge_structure()
-        if not (origin.is_within and origin.cause in EXPLAINED_BY_ROUNDING):
+        if not (origin.is_within and (origin.cause in EXPLAINED_BY_ROUNDING or origin.phase == "loss")):
             return self._finish(origin, case)
         return self._judge_beyond(lambda rows: self.tolerances[rows["pair"]], origin, case)
 

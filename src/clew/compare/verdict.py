@@ -32,7 +32,8 @@ def say_origin(origin: Origin) -> str:
     op = origin.op.rpartition(".")[2]
     names = origin.site if origin.site_b in ("", origin.site) else f"{origin.site} ({origin.site_b} in b)"
     kind = _KINDS.get(origin.kind, origin.kind)
-    place = f"{kind} of {names}" if origin.site != origin.kind else kind
+    # A batch and a loss are named after what they are.
+    place = f"{kind} of {names}" if origin.kind not in ("batch", "loss") else names
     shown = f"{place} ({op})" if op and origin.kind not in ("param", "batch") else place
     cause = _CLASSES.get(origin.cause, origin.cause)
     rank = f" on rank {origin.rank}" if origin.rank else ""
