@@ -374,3 +374,26 @@ def test_determinism_of_a_script_that_fails(tmp_path, capsys):
     assert main(["determinism", str(script)]) == 2
     assert "exit code 3" in capsys.readouterr().err
     assert main(["determinism"]) == 2
+
+
+class Touchy(str):
+    def __str__(self):
+        raise AssertionError("the user's code was run")
+
+
+class Odd(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+        self.scale, self.act, self.sizes, self.touchy = 0.5, torch.tanh, (1, 2), Touchy("x")
+        self.table = {"never": "told"}
+
+    def extra_repr(self):
+        raise AssertionError("the user's code was run")
+
+    def forward(self, x):
+        return self.act(super().forward(x)) * self.scale
+
+
+def test_attributes_of_modules_are_recorded_without_running_their_code(tmp_path):
+    site = clew.open_run(train(tmp_path, "odd", nn.Sequential(Odd()), steps=1)).find("0")[0]
+    assert site.args == "training=True; in_features=4; out_features=2; scale=0.5; act=tanh; sizes=(1, 2)"
