@@ -61,6 +61,24 @@ def test_sizes_are_si(value, text):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
+        (0, "0"),
+        (999_999, "999,999"),
+        (1_000_000, "1.00 M"),
+        (-38_597_376, "-38.6 M"),
+        (999_500_000, "1.00 G"),
+        (60_016_463_708_160, "60.0 T"),
+        (10**19, "10000 P"),
+        (math.nan, "NaN"),
+        (math.inf, "inf"),
+    ],
+)
+def test_counts_are_rounded_from_a_million_on(value, text):
+    assert number.format_count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
         (0, "0 s"),
         (1.5e-9, "1.50 ns"),
         (12.34e-6, "12.3 µs"),
