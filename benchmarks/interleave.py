@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -12,6 +13,8 @@ import clew
 from benchmarks.trainings import Training, make
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from benchmarks.modes import Mode
 
 _WARM_UP = {"mlp": 200, "cnn": 24, "gpt": 22}
@@ -19,10 +22,11 @@ _MOST_STEPS = 2000
 
 
 class Spent(NamedTuple):
-    """Seconds a block of steps took: on the clock, and of all threads of this process."""
+    """Seconds a block of steps took: on the clock, of all threads of this process, and of each step alone."""
 
     wall: float
     cpu: float
+    steps: list[float]
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Cost:
     wall_quartiles: tuple[float, float]
     cpu: float
     cpu_quartiles: tuple[float, float]
+    undisturbed: float
+    """Ratio of the fastest quarter of single steps on each side: what is left of the cost on a busy machine."""
     plain_ms: float
     rounds: int
     block: int
@@ -81,10 +87,12 @@ def _time_round(
 
 def _time_block(training: Training, block: int) -> Spent:
     training.step()  # the first step after a switch finds the caches of the other side
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, marks = time.perf_counter(), [time.process_time()]
     for _ in range(block):
         training.step()
-    return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+        marks.append(time.process_time())
+    steps = [after - before for before, after in itertools.pairwise(marks)]
+    return Spent(time.perf_counter() - wall, marks[-1] - marks[0], steps)
 
 
 def _summarise(pairs: list[tuple[Spent, Spent]], block: int) -> Cost:
@@ -95,10 +103,15 @@ def _summarise(pairs: list[tuple[Spent, Spent]], block: int) -> Cost:
         wall_quartiles=_quartiles(wall),
         cpu=statistics.median(cpu),
         cpu_quartiles=_quartiles(cpu),
+        undisturbed=_fast(recorded for _, recorded in pairs) / _fast(plain for plain, _ in pairs),
         plain_ms=1000 * statistics.median(plain.wall for plain, _ in pairs) / block,
         rounds=len(pairs),
         block=block,
     )
+
+
+def _fast(blocks: Iterable[Spent]) -> float:
+    return _quartiles(sorted(step for block in blocks for step in block.steps))[0]
 
 
 def _quartiles(values: list[float]) -> tuple[float, float]:
