@@ -60,6 +60,7 @@ def test_site_shapes_line_and_fix():
         (nn.Linear(2, 2), [[1.0, 2.0]], "the input is a list where the layer wants a tensor"),
         (lambda x: torch.cat([x, torch.ones(2, 5)]), [torch.ones(1, 3)], "and 3 meets 5"),
         (lambda x: F.cross_entropy(x, torch.tensor([3])), [torch.ones(1, 3)], "class 3 is not among"),
+        (lambda x: F.cross_entropy(x, torch.tensor([1])), [torch.ones(2, 3)], "has 2 rows and the target 1"),
         (nn.BatchNorm1d(3), [torch.randn(1, 3)], "or call model.eval()"),
         (nn.LayerNorm(4), [torch.randn(2, 3)], "must end in (4)"),
         (lambda x: x.t().view(-1), [torch.randn(2, 3)], "use reshape instead of view"),

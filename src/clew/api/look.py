@@ -154,13 +154,15 @@ def fetch(
 
     if names is None:
         inputs, names = inputs[:-1], _names_of(inputs)
+    elif names:
+        _names_of((names,))
     wanted = (names,) if isinstance(names, str) else tuple(names)
     options = FetchOptions(loss=loss, optimizer=optimizer, keep_step=keep_step)
     return dict(fetch_values(model, inputs, kwargs, wanted, options))
 
 
 def _names_of(inputs: tuple[Any, ...]) -> str | Sequence[str]:
-    """Return the last argument, which must be the names."""
+    """Return the last argument, which must be names."""
     last = inputs[-1] if inputs else None
     is_list = isinstance(last, (list, tuple)) and bool(last) and all(isinstance(each, str) for each in last)
     if isinstance(last, str) or is_list:

@@ -70,6 +70,13 @@ def _check(wishes: list[Wish], options: FetchOptions) -> None:
         raise UsageError("keep_step=True without a step to keep", next_step="give optimizer=")
 
 
+def _describe_loss(loss: Any) -> str:
+    if not isinstance(loss, torch.Tensor):
+        return f"a {type(loss).__name__}"
+    form = f"{loss.dtype}{tuple(loss.shape)}".removeprefix("torch.")
+    return form if loss.requires_grad else f"{form} without a graph"
+
+
 class _Fetcher:
     """One execution: forward, and as far as asked for, backward and step."""
 
@@ -111,6 +118,11 @@ class _Fetcher:
 
     def _loss_of(self, output: Any) -> torch.Tensor:
         loss = find_loss(output)
+        if loss is None and self.options.loss is not None:
+            raise UsageError(
+                f"gradients were asked for, and loss= gave {_describe_loss(output)}",
+                next_step="return one number that depends on the output, as in loss.mean()",
+            )
         if loss is None:
             raise UsageError(
                 "gradients were asked for, and the output is no scalar that can be differentiated",

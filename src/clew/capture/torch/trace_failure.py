@@ -150,6 +150,10 @@ _HINTS: Final[tuple[tuple[str, str], ...]] = (
         "only dimension {0} may differ when joining, and {1} meets {2}: join along another, or check what made them",
     ),
     (
+        r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
+        "the output has {0} rows and the target {1}: flatten both alike, or take the target of the same batch",
+    ),
+    (
         r"Target (-?\d+) is out of bounds",
         "class {0} is not among the outputs: make the last layer wider, or count the classes from 0",
     ),
