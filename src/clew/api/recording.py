@@ -14,6 +14,7 @@ from clew.errors import ClewError
 
 if TYPE_CHECKING:
     from clew.api.doctor import LiveDoctor
+    from clew.capture.crash import CrashWatch
     from clew.capture.settings import Settings
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.session import TorchSession
@@ -49,6 +50,7 @@ class Recording:
         self._session: TorchSession | None = None
         self._doctor: LiveDoctor | None = None
         self._status: Any = None
+        self._crash: CrashWatch | None = None
 
     @property
     def session(self) -> TorchSession:
@@ -63,6 +65,7 @@ class Recording:
 
         from clew.api.explaining import explain_bad_steps
         from clew.api.progress import Progress
+        from clew.capture.crash import CrashWatch
         from clew.capture.torch.session import TorchSession
         from clew.model.sink import Tee
         from clew.store.notes import NoteFile
@@ -84,6 +87,10 @@ class Recording:
         self._writer = Writer(
             self.folder, self._info, quota_bytes=self.settings.quota_bytes, notice=self._tell_trouble
         )
+        self._crash = CrashWatch(
+            self._writer.rank_folder, hang_seconds=self.settings.hang_seconds, tell=self.tell
+        )
+        self._crash.start()
         notes = NoteFile(self._writer.rank_folder)
         self._doctor = self._make_doctor(notes) if self.settings.doctor else None
         self._session = TorchSession(
@@ -125,6 +132,8 @@ class Recording:
         if os.getpid() != self._pid:
             return
         close_meeting(self.folder)
+        if self._crash is not None:
+            self._crash.stop()
         if self._session is None or self._writer is None or self._info is None:
             self._finish_unstarted()
             return
@@ -157,6 +166,8 @@ class Recording:
 
     def _after_step(self, recorder: Recorder, record: StepRecord) -> None:
         self._progress.take(recorder, record)
+        if self._crash is not None:
+            self._crash.end_step()
         if self._status is not None and self._status.is_due:
             self._status.update(**self._progress.shown())
 

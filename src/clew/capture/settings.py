@@ -38,6 +38,7 @@ class Settings:
     ``warmup_steps``: steps at the start that are never thinned. ``quota_bytes``: how large the run may
     grow, or None. ``doctor``: whether the rules look while the run goes on. ``watch``: watchpoints, and ``on_hit``
     what one that fires does. ``on_nonfinite``: what to do when a loss or gradient is NaN or infinite.
+    ``hang_seconds``: after how long without the end of a step all stacks are written, or None.
     """
 
     every: int | None = None
@@ -55,6 +56,7 @@ class Settings:
     watch: tuple[str, ...] = ()
     on_hit: str = "log"
     on_nonfinite: str = "explain"
+    hang_seconds: float | None = None
 
 
 def load_settings(
@@ -283,6 +285,18 @@ def parse_on_nonfinite(value: object) -> str:
     )
 
 
+def parse_seconds(value: object) -> float | None:
+    """Return a time from ``60`` or ``2.5``; ``off`` means none."""
+    text = str(value).strip().lower().removesuffix("s").strip()
+    if text in _OFF:
+        return None
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}(?:\.\d+)?", text) or not float(text):
+        raise UsageError(
+            f"{value!r} is not a number of seconds", next_step="write a number such as 60, or off"
+        )
+    return float(text)
+
+
 def _whole_number(value: object) -> int | None:
     if isinstance(value, bool):
         return None
@@ -326,6 +340,7 @@ _KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "watch": ("watch", parse_watch),
     "on_hit": ("on_hit", parse_on_hit),
     "on_nonfinite": ("on_nonfinite", parse_on_nonfinite),
+    "hang_timeout": ("hang_seconds", parse_seconds),
 }
 """Key of the settings file, the field it sets, and how its value is read."""
 

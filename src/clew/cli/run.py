@@ -34,6 +34,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--on-nonfinite", metavar="POLICY", help="on NaN in loss or gradient: explain, stop, skip:N"
     )
+    parser.add_argument(
+        "--hang-timeout", metavar="SECONDS", help="write all stacks when no step ends for so long"
+    )
     for name, text in (
         ("status", "no live line on the terminal"),
         ("histograms", "do not record histograms"),

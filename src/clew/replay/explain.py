@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import math
 import os
@@ -193,6 +194,8 @@ def _serve(action: Callable[[], Verdict], writing: int, step: int) -> None:
         for descriptor in (0, 1, 2):
             os.dup2(silence, descriptor)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A crash here is none of the training: its stacks would end up in the run.
+        faulthandler.disable()
         try:
             verdict = action()
         except BaseException as error:  # noqa: BLE001 - told to the parent, which goes on

@@ -1,0 +1,110 @@
+"""Stacks of all threads when a process crashes, hangs or is asked: written by Python's faulthandler into the run."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FILE: Final = "crash.txt"
+_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
+
+
+class CrashWatch:
+    """Has fatal signals, SIGUSR1 and a missing end of a step leave stacks in a file, until ``stop``.
+
+    A faulthandler that is on already is the script's own, and one that the script switches on later takes over: both
+    are left alone. So is a handler of the script's for SIGUSR1.
+    """
+
+    def __init__(self, folder: Path, *, hang_seconds: float | None, tell: Callable[[str], None]) -> None:
+        self._path = folder / FILE
+        self._hang_seconds = hang_seconds
+        self._tell = tell
+        self._file: TextIO | None = None
+        self._pid = os.getpid()
+        self._is_ours = False
+        self._has_signal = False
+        self._enable: Any = None
+        self._last_step = monotonic()
+        self._stopping = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch; where the file cannot be written, nothing is watched."""
+        try:
+            self._file = self._path.open("w", encoding="utf-8")
+        except OSError:
+            return
+        if not faulthandler.is_enabled():
+            faulthandler.enable(self._file, all_threads=True)
+            self._is_ours = True
+            self._enable = faulthandler.enable
+            faulthandler.enable = self._give_way
+        if _SIGNAL is not None and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+            faulthandler.register(_SIGNAL, self._file, all_threads=True, chain=False)
+            self._has_signal = True
+        if self._hang_seconds is not None:
+            self._arm()
+            self._watcher = threading.Thread(target=self._watch, name="clew-hang", daemon=True)
+            self._watcher.start()
+
+    def end_step(self) -> None:
+        """A step has ended: the time until the next one counts anew."""
+        if self._hang_seconds is not None and self._file is not None:
+            now = monotonic()
+            # Setting the alarm anew starts a thread: often enough is a few times before it would go off.
+            if now - self._last_step > self._hang_seconds / 8:
+                self._arm()
+            self._last_step = now
+
+    def stop(self) -> None:
+        """Leave everything as it was found; the file stays if something was written."""
+        if self._file is None or os.getpid() != self._pid:
+            return
+        self._stopping.set()
+        if self._watcher is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._watcher.join()
+        if self._enable is not None and faulthandler.enable == self._give_way:
+            faulthandler.enable = self._enable
+        if self._is_ours:
+            faulthandler.disable()
+        if self._has_signal and _SIGNAL is not None and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+            faulthandler.unregister(_SIGNAL)
+        self._file.close()
+        self._file = None
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_size == 0:
+                self._path.unlink()
+
+    def _give_way(self, *args: Any, **kwargs: Any) -> None:
+        """The script switches faulthandler on itself: from now on it is the script's."""
+        self._is_ours = False
+        self._enable(*args, **kwargs)
+
+    def _arm(self) -> None:
+        assert self._hang_seconds is not None
+        assert self._file is not None
+        # A thread of C: it writes even when the hanging code does not let Python run.
+        faulthandler.dump_traceback_later(self._hang_seconds, file=self._file)
+
+    def _watch(self) -> None:
+        """Say that no step has ended, once for each time that happens."""
+        assert self._hang_seconds is not None
+        told_of = -1.0
+        while not self._stopping.wait(min(self._hang_seconds / 4, 1.0)):
+            last = self._last_step
+            if monotonic() - last > self._hang_seconds and last != told_of:
+                told_of = last
+                self._tell(
+                    f"clew: no step has ended for {self._hang_seconds:g} s; what each thread is doing: {self._path}"
+                )

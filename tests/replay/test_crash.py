@@ -1,0 +1,145 @@
+"""Crashes, hangs and requests leave the stacks of all threads in the run; a clean end leaves nothing."""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch._dynamo
+
+import clew
+from clew.capture.crash import CrashWatch
+from clew.cli import main
+
+TRAIN = """
+import os, signal, sys, threading, time, faulthandler
+import torch
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def run_script(tmp_path, text, *options):
+    (tmp_path / "train.py").write_text(TRAIN + textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, "-m", "clew", "run", "--no-status", "--name", "run", *options, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    return done, tmp_path / "runs" / "run" / "rank0" / "crash.txt"
+
+
+def show(tmp_path, capsys):
+    assert main(["show", str(tmp_path / "runs" / "run")]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_segmentation_fault_leaves_its_stacks_and_its_exit_code(tmp_path, capsys):
+    text = """
+        train(3)
+        time.sleep(1.5)
+        def sink():
+            os.kill(os.getpid(), signal.SIGSEGV)
+        sink()
+    """
+    done, crash = run_script(tmp_path, text)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal" not in done.stderr, "the terminal looks as it does without clew"
+    assert "in sink" in crash.read_text()
+    page = show(tmp_path, capsys)
+    # The step that goes on when the process dies has not ended: it is not in the record.
+    assert "the process crashed after step 1: Fatal Python error: Segmentation fault" in page
+    assert "in sink" in page
+
+
+def test_a_killed_process_says_how_far_it_came(tmp_path, capsys):
+    done, crash = run_script(tmp_path, "train(4)\ntime.sleep(1.5)\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -signal.SIGKILL
+    assert crash.read_text() == ""
+    assert "the process ended without a word after step 2" in show(tmp_path, capsys)
+
+
+def test_a_hang_and_a_request_write_stacks_and_the_run_goes_on(tmp_path, capsys):
+    text = """
+        train(2)
+        def asked():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        def stuck():
+            time.sleep(2.5)
+        asked()
+        stuck()
+        train(1)
+    """
+    done, crash = run_script(tmp_path, text, "--hang-timeout", "0.5")
+    assert done.returncode == 0
+    assert "in asked" in crash.read_text()
+    assert "in stuck" in crash.read_text()
+    assert "clew: no step has ended for 0.5 s" in done.stderr
+    assert "stacks were written while it ran" in show(tmp_path, capsys)
+
+
+def test_what_the_script_does_itself_is_respected(tmp_path):
+    text = """
+        faulthandler.enable()
+        got = []
+        signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+        train(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert got == [1]
+        import atexit
+        has_handler = lambda: signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
+        atexit.register(lambda: print(faulthandler.is_enabled(), has_handler()))
+    """
+    done, crash = run_script(tmp_path, text)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+    assert not crash.exists()
+
+
+# ------------------------------------------------------------------------ in this process
+
+
+@pytest.fixture
+def without_faulthandler():
+    """Take pytest's own faulthandler away for a test."""
+    was_on = faulthandler.is_enabled()
+    faulthandler.disable()
+    yield
+    if was_on:
+        faulthandler.enable(sys.__stderr__)
+
+
+@pytest.mark.usefixtures("without_faulthandler")
+def test_a_clean_end_leaves_nothing(tmp_path):
+    enable = faulthandler.enable
+    with clew.watch(out=str(tmp_path), name="run", hang_timeout="30") as run:
+        assert faulthandler.is_enabled()
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+    assert not faulthandler.is_enabled()
+    assert faulthandler.enable is enable
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert not (run.path / "rank0" / "crash.txt").exists()
+
+
+def test_a_folder_that_is_gone_is_no_reason_to_fail(tmp_path):
+    watch = CrashWatch(tmp_path / "missing", hang_seconds=1.0, tell=print)
+    watch.start()
+    watch.end_step()
+    watch.stop()
+
+
+@pytest.mark.parametrize("wrong", ["soon", "-1", "0", True])
+def test_a_timeout_must_be_a_time(wrong):
+    with pytest.raises(clew.ClewError, match="is not a number of seconds"):
+        clew.watch(hang_timeout=wrong)
