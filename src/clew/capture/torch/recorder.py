@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from clew.model.sink import Sink
 
 _STEPS_AFTER_FINDING: Final = 3
+_MOST_BAD_STEPS: Final = 10
 _MEMORY_SECONDS: Final = 1.0
 _LONGEST_BACKLOG: Final = 32
 _BACKLOG_SECONDS: Final = 0.25
@@ -120,6 +121,7 @@ class Recorder:
         self.losses = 0
         self.hashes = settings.hashes
         self.hists = settings.histograms
+        self._bad_steps = 0
         self._memory_at = 0.0
         self._backlog: list[Draft] = []
         self._handed_over_at = 0.0
@@ -251,7 +253,10 @@ class Recorder:
 
     def report_bad(self, kind: str, name: str) -> None:
         """Something is not finite that should be: record what follows in full, and have it explained."""
-        self.force_due()
+        self._bad_steps += 1
+        # A training that stays bad has been seen: recording every further step in full would only cost.
+        if self._bad_steps <= _MOST_BAD_STEPS:
+            self.force_due()
         self.ask(self.on_trouble, kind, name)
         if self.on_bad is not None:
             self.on_bad(kind, name)

@@ -1,0 +1,177 @@
+"""Targets that a loss cannot use: out of range, all ignored, or the input itself."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from clew.doctor.rule import Found, NotJudged, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clew.doctor.case import Case
+
+_OUT_OF_BOUNDS: Final = (
+    re.compile(r"Target (?P<value>-?\d+) is out of bounds"),
+    re.compile(r"Class values must be (?P<value>smaller than num_classes|non-negative)"),
+)
+_BAD_INDEX: Final = re.compile(
+    r"index (?P<value>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<size>\d+)"
+)
+
+
+@rule(
+    "D02",
+    "target-out-of-range",
+    severity="error",
+    watches="the targets of cross-entropy and binary cross-entropy",
+    threshold="a class below 0 or beyond the last one, not ignore_index; a probability outside 0 to 1",
+    silent="the loss itself defines what is legal",
+    hint="map the labels to 0 … C-1, give the model one output per class, divide masks by 255",
+    needs=("probe:loss",),
+    explains=("L11", "V02", "V01", "L10", "O08", "N01", "N02", "N03", "D06"),
+)
+def target_out_of_range(case: Case) -> Iterator[Found]:
+    """Targets are outside the range of the loss."""
+    for note in case.noted("error"):
+        found = _translate(note)
+        if found is not None:
+            yield found
+            return
+    wrong = [
+        (note, term)
+        for note in case.noted("loss-head")
+        for term in note["terms"]
+        if term["form"] in ("bce", "bce_logits")
+        and not 0 <= term.get("lowest", 0) <= term.get("highest", 1) <= 1
+    ]
+    if len(wrong) >= min(2, case.notes["loss-head"].total if wrong else 2):
+        note, term = wrong[0]
+        yield Found(
+            int(note["step"]),
+            evidence={
+                "lowest_target": term["lowest"],
+                "highest_target": term["highest"],
+                "losses": len(wrong),
+            },
+            source=note["source"],
+            hint=_advise_binary(term),
+        )
+
+
+def _advise_binary(term: dict[str, Any]) -> str:
+    if term["highest"] > 100:
+        return "binary cross-entropy takes targets between 0 and 1: divide the mask by 255"
+    if term["lowest"] == -1 and term["highest"] <= 1:
+        return "binary cross-entropy takes targets between 0 and 1: map -1 and 1 to 0 and 1 with (target + 1) / 2"
+    return "binary cross-entropy takes targets between 0 and 1: use cross_entropy for classes, or scale the targets"
+
+
+def _translate(note: dict[str, Any]) -> Found | None:
+    """Return what an exception of torch means in terms of labels, or None for another exception."""
+    match = next((found for pattern in _OUT_OF_BOUNDS if (found := pattern.search(note["message"]))), None)
+    on_device = "device-side assert" in note["message"] and note.get("function") in (
+        "cross_entropy",
+        "nll_loss",
+    )
+    index = _BAD_INDEX.search(note["message"]) if note["after_forward"] else None
+    if match is None and index is None and not on_device:
+        return None
+    evidence: dict[str, Any] = {"error": note["message"].splitlines()[0][:120]}
+    if "target_min" in note:
+        evidence.update(lowest_target=note["target_min"], highest_target=note["target_max"])
+    classes = note.get("classes") or (int(index["size"]) if index else None)
+    if classes:
+        evidence["classes"] = classes
+    return Found(
+        int(note["step"]), evidence=evidence, source=note["source"], hint=_advise_classes(note, classes)
+    )
+
+
+def _advise_classes(note: dict[str, Any], classes: int | None) -> str:
+    if not classes:
+        return "map the labels to 0 … C-1, or give the model one output per class"
+    if note.get("target_min", 0) < 0:
+        return f"labels run from {note['target_min']:.0f}: map them to 0 … {classes - 1}, or set ignore_index"
+    if note.get("target_max") == classes:
+        return f"labels run to {classes} but the model has {classes} outputs: subtract 1, or add an output"
+    return f"map the labels to 0 … {classes - 1}, or give the model one output per class (it has {classes})"
+
+
+@rule(
+    "D13",
+    "all-targets-ignored",
+    severity="error",
+    watches="how many targets of a cross-entropy are not ignored",
+    threshold="none, with the mean taken over them: the loss is NaN",
+    silent="a batch with one valid target has a mean",
+    hint="leave batches without targets out, and check padding and ignore_index",
+    needs=("probe:loss", "scalar:loss"),
+    explains=("N*", "V*", "L11", "O11"),
+)
+def all_targets_ignored(case: Case) -> Iterator[Found]:
+    """Every target of a batch is ignored."""
+    for note in case.noted("loss-head"):
+        for term in note["terms"]:
+            if term["form"] == "nll" and term["mean"] and term.get("valid") == 0:
+                yield Found(
+                    int(note["step"]),
+                    evidence={"targets": term["rows"], "valid": 0, "ignore_index": term["ignored"]},
+                    source=note["source"],
+                    hint=f"all {term['rows']} targets equal ignore_index ({term['ignored']}), so the mean is 0 / 0: "
+                    "check the padding, or skip such batches",
+                )
+                return
+
+
+@rule(
+    "D15",
+    "unshifted-lm-targets",
+    severity="warning",
+    watches="token inputs and the targets of the cross-entropy",
+    threshold="equal at more than 98 % of the positions, in 2 losses",
+    silent="next tokens repeat the input at chance level; masked models see a mask where the target is",
+    hint="shift the targets by one token",
+    needs=("probe:loss", "scalar:loss"),
+    explains=("M18", "V01"),
+)
+def unshifted_targets(case: Case) -> Iterator[Found]:
+    """A language model is trained to repeat the token it sees."""
+    wrong = [
+        (note, term)
+        for note in case.noted("loss-head")
+        for term in note["terms"]
+        if term["form"] == "nll" and (term.get("same_as_input") or 0.0) > 0.98 and term["valid"] >= 16
+    ]
+    if len(wrong) >= 2:
+        note, term = wrong[0]
+        yield Found(
+            int(note["step"]),
+            evidence={"equal_share": round(term["same_as_input"], 3), "targets": term["valid"]},
+            source=note["source"],
+            hint="each target is the token at its own position: use inputs[:, :-1] and targets = inputs[:, 1:]",
+        )
+
+
+@rule(
+    "M18",
+    "future-leak",
+    severity="error",
+    watches="the outputs of a causal language model when its last token is changed",
+    threshold="earlier outputs move by more than 0.1 %",
+    silent="in a causal model they do not move at all",
+    hint="add a causal mask",
+    needs=("probe:loss",),
+    explains=("V01",),
+)
+def future_leak(case: Case) -> Iterator[Found]:
+    """A causal model sees the tokens it is to predict."""
+    notes = case.noted("future-leak")
+    if not notes:
+        raise NotJudged("the model would have to be run again with a changed token")
+    for note in notes:
+        if note["change"] > 1e-3:
+            evidence = {"change": note["change"], "position": note.get("position", -1)}
+            yield Found(int(note["step"]), site=note.get("site", ""), evidence=evidence)
+            return
