@@ -148,6 +148,45 @@ def test_fails_on_the_fault_and_passes_when_the_line_is_mended(script, samples, 
     run_test(target)
 
 
+PACKAGE = """
+import torch
+from torch import nn
+from .eps import EPS
+class Root(nn.Module):
+    def forward(self, h):
+        return torch.sqrt(h.square().sum(1) + EPS)  # HERE
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(4, width, bias=False)
+        self.root = Root()
+    def forward(self, x):
+        return self.root(self.fc(x))
+"""
+
+
+def test_a_module_from_a_package_is_imported_from_there(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "clew_test_nets"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "eps.py").write_text("EPS = 0.0")
+    (package / "net.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    known = set(sys.modules)
+    script = "from clew_test_nets.net import Net\nmodel = Net(3)\nloss_of = lambda model, x: model(x).sum()\n"
+    record(HEAD + script + LOOP, tmp_path)
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+    monkeypatch.undo()
+    code, target = write(tmp_path)
+    said = capsys.readouterr()
+    assert (code, "a test of the module" in said.out) == (0, True), said.err
+    with pytest.raises(AssertionError, match=r"net\.py"):
+        run_test(target)
+    (package / "eps.py").write_text("EPS = 0.000001")
+    run_test(target)
+
+
 def test_a_fault_outside_of_modules_becomes_a_test_of_the_operation(tmp_path, capsys):
     record(OUTSIDE, tmp_path)
     code, target = write(tmp_path)

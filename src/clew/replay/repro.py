@@ -26,6 +26,7 @@ def write_test(data: dict[str, Any], *, part: str, target: Path, data_bytes: int
         "holds": describe_data(data, part=part, data_bytes=data_bytes),
         "data_file": target.with_suffix(".safetensors").name,
         "source_file": _relative(source["file"], target.parent),
+        "depth": _depth(data),
         "operation": data.get("operation", {}).get("name", ""),
         "backward": data["verdict"]["phase"] == "backward",
     }
@@ -48,6 +49,12 @@ def describe_data(data: dict[str, Any], *, part: str, data_bytes: int) -> str:
 
 def _clean(value: object) -> str:
     return str(value).replace("\\", "\\\\").replace('"""', "'''").replace("\n", " ")
+
+
+def _depth(data: dict[str, Any]) -> int:
+    """Return how many folders the file with the module's class lies below the one that imports start from."""
+    home = data.get("module", {}).get("spec", {}).get("class", {}).get("module", "")
+    return str(home).count(".")
 
 
 def _relative(file: str, folder: Path) -> str:
@@ -166,8 +173,8 @@ def is_definition(node):
 
 
 def find_class(place):
-    """Return a class: of torch, or from the script's own file."""
-    if Path(place["file"]).name == SOURCE.name and not place["module"].startswith("torch."):
+    """Return a class: from the script's own file, or imported from where it lives."""
+    if place["module"] == "__main__":
         found = sys.modules.get("script") or definitions(SOURCE)
     else:
         found = importlib.import_module(place["module"])
@@ -191,7 +198,7 @@ def leaves(value):
 
 def test_step_{step}_stays_finite():
     torch.manual_seed(0)
-    sys.path.insert(0, str(SOURCE.parent))
+    sys.path.insert(0, str(SOURCE.resolve().parents[{depth}]))
     data, tensors = load()
     call, reader = data["module"], Reader(tensors)
     module = reader.module(call["spec"])
