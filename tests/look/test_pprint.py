@@ -118,6 +118,12 @@ def test_large_models_are_folded_not_cut(capsys):
     assert re.search(r"64×1024×50257 +206 M +13\.5 T", text)
     assert re.search(r"multiply-adds +13,490,[\d,]+\n", text)
     assert "  normalisation_after_\n" in text
+    clew.pprint(model, x, width=140)
+    assert "projection" in capsys.readouterr().out
+    clew.pprint(model, x, width=240)
+    assert re.search(
+        r"\.multi_head_attention_output_projection +linear .* 205,[\d,]+ ", capsys.readouterr().out
+    )
 
 
 def test_long_labels_of_statistics_take_two_lines(capsys):

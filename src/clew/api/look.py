@@ -30,7 +30,7 @@ class Trace(Graph):
         """Print the table of operations, or of modules down to ``depth``.
 
         ``to`` is ``json``, ``csv`` or ``html`` and returns that text instead, or a file with such an ending.
-        ``width`` is the width of the screen unless given: from 140 columns on, a row is one line.
+        ``width`` is the width of the screen unless given: from 140 columns on, a row is one line if names fit.
         """
         from clew.render.graph_table import lower_as, show
 

@@ -13,7 +13,7 @@ from clew.errors import UsageError, suggest
 from clew.render import html, json
 from clew.render.terminal import Screen, lower
 from clew.views.graph_records import to_lines, to_records
-from clew.views.graph_table import WIDE, make_page, make_rows
+from clew.views.graph_table import make_page, make_rows
 
 if TYPE_CHECKING:
     from clew.model.graph import Graph
@@ -53,7 +53,7 @@ def lower_as(graph: Graph, to: str | Path, *, depth: int | None = None) -> str:
 def lower_fragment(graph: Graph) -> str:
     """Return the table as HTML to be put into a notebook; a large graph by modules, so that it can be read."""
     depth = next((depth for depth in (None, 4, 3, 2) if len(make_rows(graph, depth)) <= _READABLE), 1)
-    return html.lower(make_page(graph, depth=depth, width=WIDE))
+    return html.lower(make_page(graph, depth=depth, width=None))
 
 
 def _to_json(graph: Graph, depth: int | None) -> str:
@@ -72,7 +72,7 @@ def _to_csv(graph: Graph, depth: int | None) -> str:
 
 
 def _to_html(graph: Graph, depth: int | None) -> str:
-    return html.lower_file(make_page(graph, depth=depth, width=WIDE))
+    return html.lower_file(make_page(graph, depth=depth, width=None))
 
 
 _FORMS: Final = {"json": _to_json, "csv": _to_csv, "html": _to_html}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clew.model.graph import Graph, Operation, TensorNode
 
 WIDE: Final = 140
-"""From this many columns on, a row is one line."""
+"""From this many columns on, a row is one line if names fit."""
 
 UNUSED: Final = "(not used)"
 SHOWN_STATS: Final = ("min", "max", "mean", "std", "median", "zero", "nan", "inf")
@@ -30,6 +30,8 @@ NARROW: Final = 80
 _FOLD: Final = 24
 """Names and arguments are folded into lines of this length on a narrow screen, shorter ones where columns are wide."""
 _LEAST_FOLD: Final = 12
+_ARGS: Final = 20
+"""Columns that the arguments have at least on a wide screen."""
 _LABEL: Final = 28
 """A label of a statistic longer than this takes two lines."""
 
@@ -143,12 +145,17 @@ def _count(tensors: Iterable[TensorNode], *, trainable: bool = False) -> int:
 # -------------------------------------------------------------------- what to show
 
 
-def make_page(graph: Graph, *, depth: int | None = None, width: int = NARROW) -> Page:
-    """Return the table of a graph with its totals and remarks, and the statistics if they were measured."""
+def make_page(graph: Graph, *, depth: int | None = None, width: int | None = NARROW) -> Page:
+    """Return the table of a graph with its totals and remarks, and the statistics if they were measured.
+
+    ``width`` is that of the screen, None for a medium whose lines have any length.
+    """
     rows = make_rows(graph, depth)
-    is_wide = width >= WIDE
+    is_wide = width is None or width >= WIDE
     has_grads = _has_grads(graph)
-    table = _wide_table(rows, has_grads) if is_wide else _folded_table(rows, has_grads, width=width)
+    table = _wide_table(rows, has_grads)
+    if width is not None and not (is_wide and _least_width(table) <= width):
+        table = _folded_table(rows, has_grads, width=width)
     blocks: list[Block] = [Heading(graph.name, 1), table]
     if any(tensor.stats for tensor in graph.tensors):
         blocks += _statistics(rows, is_wide=is_wide)
@@ -183,6 +190,18 @@ def _wide_table(rows: list[Row], has_grads: bool) -> Table:
     return Table((*what, *_number_columns(has_grads, "integer"), *more), lines)
 
 
+def _least_width(table: Table) -> int:
+    """Return how wide a table of one line per row is when nothing but the arguments is cut."""
+    return _ARGS + sum(
+        2 + max([len(column.title), *(len(_text(line[index], column)) for line in table.rows)])
+        for index, column in enumerate(table.columns[:-1])
+    )
+
+
+def _text(cell: Cell, column: Column) -> str:
+    return format_value(cell.value, cell.format or column.format)
+
+
 def _folded_table(rows: list[Row], has_grads: bool, *, width: int) -> Table:
     what = (Column("name", "name / type args", flexible=True), Column("shape", "out / in", flexible=True))
     numbers = _number_columns(has_grads, "count")
@@ -195,7 +214,7 @@ def _fold_length(rows: list[Row], numbers: Iterable[Column], *, has_grads: bool,
     """Return how long a line of names and arguments can be beside shapes and numbers, so that nothing is cut."""
     cells = [_number_cells(row, has_grads) for row in rows]
     taken = sum(
-        2 + max([len(column.title), *(len(format_value(line[index].value, column.format)) for line in cells)])
+        2 + max([len(column.title), *(len(_text(line[index], column)) for line in cells)])
         for index, column in enumerate(numbers)
     )
     shapes = max((len(text) for row in rows for text in (*_taken(row), shape_text(row.outputs))), default=0)
