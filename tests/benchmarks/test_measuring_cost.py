@@ -1,0 +1,84 @@
+"""The benchmark of the cost measures what it says: both sides train, one of them is recorded, the numbers add up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import interleave, memory, modes, trainings  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("mlp", 335_114), ("cnn", 11_181_642), ("gpt", 11_089_920)])
+def test_trainings_are_the_promised_ones(name, parameters):
+    training = trainings.make(name)
+    assert sum(p.numel() for p in training.model.parameters()) == parameters
+    assert training.step().isfinite()
+
+
+def test_cost_is_measured_in_turns():
+    mode = dataclasses.replace(modes.MODES[0], block_seconds=0.01)
+    cost = interleave.measure("mlp", mode, rounds=3)
+    assert cost.rounds == 3
+    assert cost.wall_quartiles[0] <= cost.wall <= cost.wall_quartiles[1]
+    assert cost.cpu_quartiles[0] <= cost.cpu <= cost.cpu_quartiles[1]
+    assert cost.plain_ms > 0
+
+
+def test_every_mode_has_a_limit_for_every_training():
+    for mode in modes.MODES:
+        assert (
+            mode.limits.keys()
+            == trainings.MAKERS.keys()
+            == memory._STEPS.keys()
+            == interleave._WARM_UP.keys()
+        )
+
+
+def test_peak_memory_is_that_of_the_process_alone():
+    ballast = bytearray(600_000_000)
+    ballast[::4096] = bytes([1]) * len(ballast[::4096])
+    found = memory.run_apart("mlp", "plain", threads=1)
+    assert 50e6 < found["peak_bytes"] < 600e6
+    assert found["parameter_bytes"] == 4 * 335_114
+
+
+def test_result_file_and_exit_code(tmp_path):
+    result = tmp_path / "result.json"
+    words = [
+        "--quick",
+        "--rounds",
+        "2",
+        "--trainings",
+        "mlp",
+        "--modes",
+        "basic",
+        "--no-memory",
+        "--write",
+        str(result),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    written = json.loads(result.read_text())
+    (row,) = written["speed"]
+    assert (row["training"], row["mode"], row["rounds"]) == ("mlp", "basic", 2)
+    assert done.returncode == (0 if row["holds"] else 1)
+    assert "mlp      basic" in done.stdout
