@@ -13,6 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+# Workers of xdist are told the width of the terminal; what clew prints must not depend on where it is tested.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+
 
 def pytest_addoption(parser):
     parser.addoption(
