@@ -1,4 +1,4 @@
-"""The order of backward, clearing, clipping and step: three spellings of each fault, and the loops that resemble them."""
+"""The order of backward, clearing, clipping and step: faults in three spellings, and loops that resemble them."""
 
 import itertools
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _OUT_OF_BOUNDS: Final = (
     re.compile(r"Target (?P<value>-?\d+) is out of bounds"),
     re.compile(r"Class values must be (?P<value>smaller than num_classes|non-negative)"),
+    re.compile(r"all elements of (?P<value>target) should be between 0 and 1"),
 )
 _BAD_INDEX: Final = re.compile(
     r"index (?P<value>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<size>\d+)"
@@ -90,6 +91,8 @@ def _translate(note: dict[str, Any]) -> Found | None:
 
 
 def _advise_classes(note: dict[str, Any], classes: int | None) -> str:
+    if note.get("function") == "binary_cross_entropy":
+        return _advise_binary({"lowest": note.get("target_min", 0.0), "highest": note.get("target_max", 1.0)})
     if not classes:
         return "map the labels to 0 … C-1, or give the model one output per class"
     if note.get("target_min", 0) < 0:

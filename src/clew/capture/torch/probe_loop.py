@@ -8,6 +8,7 @@ from clew.capture.torch.probe_coverage import CoverageProbe
 from clew.capture.torch.probe_error import ErrorProbe
 from clew.capture.torch.probe_events import LoopEvents
 from clew.capture.torch.probe_gradients import GradientProbe
+from clew.capture.torch.probe_loss import LossProbe
 
 if TYPE_CHECKING:
     from clew.capture.torch.optimizers import OptimizerLens
@@ -23,12 +24,13 @@ class Lens(Protocol):
         """Begin to look; ``patches`` takes everything back."""
 
 
-def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, _saved: SavedRegions) -> tuple[Lens, ...]:
+def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, saved: SavedRegions) -> tuple[Lens, ...]:
     """Return the probes of the loop, in the order they are switched on."""
     events = LoopEvents(recorder)
     return (
         events,
         GradientProbe(recorder, events),
         CoverageProbe(recorder, events, optimizers),
+        LossProbe(recorder, saved, optimizers),
         ErrorProbe(recorder),
     )

@@ -1,0 +1,220 @@
+"""Notes how a loss is put together: its terms and their operands, what stands before them, and the sign they are given.
+
+The nodes at the head of the graph hold their operands whatever the loss was called or where it was imported from.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_events import find_line
+from clew.capture.torch.probe_graph import feeder, name_of, walk_head
+from clew.capture.torch.probe_terms import Operands, read_term
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.optimizers import OptimizerLens
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.saved import SavedRegions
+
+_LOOKS: Final = 3
+"""Losses of one form that are looked at in the first steps; later, one in each probed step."""
+
+_MOST_FORMS: Final = 16
+_FIRST_STEPS: Final = 20
+_FIRST_LOSSES: Final = 4
+_MOST_ELEMENTS: Final = 1 << 16
+_MOST_LEAF_NOTES: Final = 3
+_MOST_TERMS: Final = 12
+_MOST_OUTPUTS: Final = 32
+
+
+class _Output(NamedTuple):
+    """One tensor that a model gave in this step."""
+
+    number: int
+    highest: float
+    shape: tuple[int, ...]
+
+
+class LossProbe:
+    """Looks at the first few losses of every form, and now and then later."""
+
+    def __init__(self, recorder: Recorder, saved: SavedRegions, optimizers: OptimizerLens) -> None:
+        self.recorder = recorder
+        self.saved = saved
+        self.optimizers = optimizers
+        self._outputs: list[_Output] = []
+        self._tokens: list[Callable[[], torch.Tensor | None]] = []
+        self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._looks: dict[str, int] = {}
+        self._terms: list[dict[str, Any]] = []
+        self._handles: list[Any] = []
+        self._source = ""
+        self._leaves = 0
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see losses."""
+        patches.listen(self.recorder.on_root, self._see_root)
+        patches.listen(self.recorder.on_loss, self._see)
+        patches.listen(self.recorder.on_pass, self._see_pass)
+        self.recorder.note("probe", {"probe": "loss"})
+
+    # ---------------------------------------------------------------- what a loss is made of
+
+    def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self.recorder.probing or not torch.is_grad_enabled() or len(self._outputs) > _MOST_OUTPUTS:
+            return
+        if next(module.parameters(), None) is None:
+            return  # a criterion: its output is a loss, not something a loss is made of
+        self._models.setdefault(id(module), weakref.ref(module))
+        for _, leaf in walk(output):
+            if leaf.grad_fn is not None:
+                highest = _find_highest(leaf) if self.recorder.step < _FIRST_LOSSES else 0.0
+                self._outputs.append(_Output(leaf.grad_fn._sequence_nr(), highest, tuple(leaf.shape)))
+        for _, leaf in walk((args, kwargs)):
+            if leaf.dtype in (torch.int64, torch.int32) and leaf.dim() > 1:
+                self._tokens.append(weakref.ref(leaf))
+
+    def _see_pass(self, begins: bool) -> None:
+        if begins:
+            return
+        for handle in self._handles:
+            handle.remove()
+        if self._terms:
+            note = {"terms": self._terms, "source": self._source, **self._tell_direction()}
+            self.recorder.note("loss-head", note)
+        self._terms, self._handles = [], []
+        self._outputs.clear()
+        self._tokens.clear()
+
+    def _see(self, loss: torch.Tensor) -> None:
+        if is_functorch_wrapped_tensor(loss):
+            return
+        if loss.grad_fn is None:
+            self._see_leaf(loss)
+        elif self._should_look(loss):
+            self._look(loss)
+
+    def _should_look(self, loss: torch.Tensor) -> bool:
+        form = _name_form(loss.grad_fn)
+        looks = self._looks.get(form, 0)
+        if looks >= _LOOKS and self.recorder.step < _FIRST_STEPS and not _is_bad(loss):
+            return False
+        if form not in self._looks and len(self._looks) >= _MOST_FORMS:
+            return False
+        self._looks[form] = looks + 1
+        return True
+
+    def _see_leaf(self, loss: torch.Tensor) -> None:
+        """Backward on a leaf reaches nothing; torch raises if it does not even require a gradient."""
+        self._leaves += 1
+        if self._leaves > _MOST_LEAF_NOTES:
+            return
+        models = [model for ref in self._models.values() if (model := ref()) is not None]
+        models += [module for module in self._list_trees() if not models]
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        self.recorder.note(
+            "loss-leaf",
+            {
+                "requires_grad": loss.requires_grad,
+                "grad_enabled": torch.is_grad_enabled(),
+                "parameters": len(parameters),
+                "trainable": sum(parameter.requires_grad for parameter in parameters),
+                "source": find_line(),
+            },
+        )
+
+    def _list_trees(self) -> list[torch.nn.Module]:
+        trees = self.recorder.registry.living_trees()
+        return [module for tree in trees if (module := tree.ref()) is not None]
+
+    # ---------------------------------------------------------------- looking
+
+    def _look(self, loss: torch.Tensor) -> None:
+        numbers = [output.number for output in self._outputs]
+        assert loss.grad_fn is not None  # a leaf has gone another way
+        own = loss.grad_fn._sequence_nr()
+        border = frozenset(number for number in numbers if number != own)
+        operands = Operands(
+            saved=self.saved,
+            border=max(border, default=-1),
+            sizes=frozenset(output.shape[0] for output in self._outputs if _is_one_per_sample(output.shape)),
+            highest={output.number: output.highest for output in self._outputs},
+            tokens=[tensor for ref in self._tokens if (tensor := ref()) is not None],
+        )
+        self._source = find_line()
+        for node in walk_head(loss.grad_fn, border):
+            if len(self._terms) >= _MOST_TERMS:
+                return
+            with torch.no_grad():
+                term = read_term(node, operands)
+            if term is not None:
+                self._terms.append(term)
+                if term.get("is_loss"):
+                    self._handles.append(node.register_prehook(_SignHook(term)))
+
+    def _tell_direction(self) -> dict[str, Any]:
+        """Return whether the optimizers of the models go up or down, and whether there are any."""
+        own = {
+            id(p) for ref in self._models.values() if (model := ref()) is not None for p in model.parameters()
+        }
+        living = [entry.ref() for entry in self.optimizers.entries.values()]
+        groups = [group for optimizer in living if optimizer is not None for group in optimizer.param_groups]
+        ours = [group for group in groups if any(id(p) in own for p in group["params"])]
+        return {"trained": bool(ours), "maximize": sorted({bool(group.get("maximize")) for group in ours})}
+
+
+class _SignHook:
+    """Keeps the sign of the gradient that reaches a term of the loss."""
+
+    __slots__ = ("term",)
+
+    def __init__(self, term: dict[str, Any]) -> None:
+        self.term = term
+
+    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        gradient = gradients[0] if gradients else None
+        if gradient is None or not gradient.numel() or is_functorch_wrapped_tensor(gradient):
+            return
+        with torch.no_grad():
+            low, high = float(gradient.min()), float(gradient.max())
+        self.term["sign"] = 1 if high > 0 else (-1 if low < 0 else 0)
+
+
+def _name_form(node: Any) -> str:
+    """Return the names of the last few operations: enough to tell one loss of a loop from another."""
+    names: list[str] = []
+    for _ in range(4):
+        if node is None:
+            break
+        names.append(name_of(node))
+        node = feeder(node)
+    return " ".join(names)
+
+
+def _is_bad(loss: torch.Tensor) -> bool:
+    """Return whether a loss on the host is NaN or infinite: reason for another look."""
+    if loss.numel() != 1 or loss.device.type != "cpu":
+        return False
+    value = loss.item()
+    return bool(value - value != 0.0)
+
+
+def _find_highest(tensor: torch.Tensor) -> float:
+    """Return the highest of some values of an output."""
+    if not tensor.is_floating_point() or not tensor.numel() or is_functorch_wrapped_tensor(tensor):
+        return 0.0
+    with torch.no_grad():
+        return float(tensor.detach().reshape(-1)[:_MOST_ELEMENTS].max())
+
+
+def _is_one_per_sample(shape: tuple[int, ...]) -> bool:
+    return bool(shape) and shape[0] > 1 and all(size == 1 for size in shape[1:])

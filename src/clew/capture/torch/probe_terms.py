@@ -1,0 +1,241 @@
+"""What one node at the head of a loss tells: a cross-entropy, a squared error, a divergence, an unwanted broadcast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.torch.probe_graph import (
+    count,
+    feeder,
+    has_logarithm,
+    name_of,
+    shape_of,
+    size_before_expanding,
+    stored_numbers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.saved import SavedRegions
+
+_ROWS: Final = 64
+_MOST_ELEMENTS: Final = 1 << 20
+_BROADCASTING: Final = (
+    "SubBackward0", "AddBackward0", "MulBackward0", "DivBackward0", "RsubBackward0", "WhereBackward0",
+)  # fmt: skip
+_SCALINGS: Final = ("MulBackward0", "DivBackward0", "MulBackward1", "DivBackward1")
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What is known around a loss: where the models end, what they gave and what they were given.
+
+    ``border``: nodes with a higher number were made after the last model had run; ``sizes``: batch sizes of models that
+    give one number for each sample; ``highest``: the highest value of an output by the number of its node; ``tokens``:
+    integer inputs.
+    """
+
+    saved: SavedRegions
+    border: int
+    sizes: frozenset[int]
+    highest: dict[int, float]
+    tokens: list[torch.Tensor]
+
+
+def read_term(node: Any, operands: Operands) -> dict[str, Any] | None:
+    """Return what a node says about the loss, or None for a node that says nothing."""
+    read = _READERS.get(node.name())
+    if read is None:
+        return None
+    try:
+        return read(node, operands)
+    except RuntimeError:
+        # Freed by an earlier backward, or changed in place: autograd itself will complain where it matters.
+        return None
+
+
+# ---------------------------------------------------------------- classes
+
+
+def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
+    if not operands.saved.may_read(node):
+        return None
+    scores, targets = node._saved_self.detach(), node._saved_target.detach()
+    classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
+    above = feeder(node)
+    term: dict[str, Any] = {
+        "form": "nll",
+        "is_loss": True,
+        "classes": classes,
+        "rows": targets.numel(),
+        "mean": int(node._saved_reduction) == 1,
+        "above": name_of(above),
+        "is_log": name_of(above) == "LogSoftmax" or has_logarithm(above),
+        "deviation": _find_deviation(scores),
+    }
+    if 0 < targets.numel() <= _MOST_ELEMENTS:
+        ignored = node._saved_ignore_index
+        ignored = ignored - (1 << 64) if ignored >= 1 << 63 else ignored
+        valid = targets != ignored
+        term["ignored"] = ignored
+        term["valid"] = int(valid.sum())
+        if term["valid"]:
+            kept = targets[valid]
+            term["lowest"], term["highest"] = int(kept.min()), int(kept.max())
+            term["same_as_input"] = _share_of_inputs(targets, valid, operands.tokens)
+    return term
+
+
+def _find_deviation(scores: torch.Tensor) -> float:
+    """Return how far rows are from log-probabilities, whose exponentials add up to 1: the median of a few rows."""
+    rows = scores if scores.dim() == 1 else scores[:_ROWS]
+    sums = torch.logsumexp(rows.float(), 0 if scores.dim() == 1 else 1)
+    return float(sums.reshape(-1)[: _ROWS * 16].abs().median()) if sums.numel() else 0.0
+
+
+def _share_of_inputs(targets: torch.Tensor, valid: torch.Tensor, tokens: list[torch.Tensor]) -> float | None:
+    """Return the share of targets that repeat the token at their own place, where there is one input of that size."""
+    if len(tokens) != 1 or tokens[0].numel() != targets.numel():
+        return None
+    same = tokens[0].detach().reshape(-1) == targets.reshape(-1).to(tokens[0].device)
+    return float(same[valid.reshape(-1)].float().mean())
+
+
+def _read_log_softmax(node: Any, _operands: Operands) -> dict[str, Any] | None:
+    above = name_of(feeder(node))
+    shape = shape_of(node)
+    dim = node._saved_dim
+    dim = dim - (1 << 64) if dim >= 1 << 63 else dim
+    if above not in ("Softmax", "Sigmoid") and (shape is None or not shape or shape[dim] != 1):
+        return None
+    return {"form": "log_softmax", "above": above, "classes": shape[dim] if shape else 0}
+
+
+# ---------------------------------------------------------------- yes or no
+
+
+def _read_binary(node: Any, operands: Operands) -> dict[str, Any] | None:
+    term: dict[str, Any] = {
+        "form": "bce_logits" if "Logits" in node.name() else "bce",
+        "is_loss": True,
+        "above": name_of(feeder(node)),
+    }
+    if operands.saved.may_read(node):
+        targets = node._saved_target.detach()
+        if 0 < targets.numel() <= _MOST_ELEMENTS:
+            term["lowest"], term["highest"] = float(targets.min()), float(targets.max())
+    return term
+
+
+# ---------------------------------------------------------------- differences
+
+
+def _read_difference(node: Any, operands: Operands) -> dict[str, Any] | None:
+    term: dict[str, Any] = {"form": name_of(node), "is_loss": True}
+    if not operands.saved.may_read(node):
+        return term
+    given, targets = node._saved_self, node._saved_target
+    edges = node.next_functions
+    size = size_before_expanding(edges[0]) if edges and edges[0][0] is not None else stored_numbers(given)
+    other = (
+        size_before_expanding(edges[1])
+        if len(edges) > 1 and edges[1][0] is not None
+        else stored_numbers(targets)
+    )
+    if size is not None and other is not None and given.numel() > max(size, other):
+        term.update(grown=given.numel(), given=size, targets=other, shape=list(given.shape))
+    return term
+
+
+def _read_broadcast(node: Any, operands: Operands) -> dict[str, Any] | None:
+    """A difference written by hand: one number per sample has met another one per sample and made a square."""
+    if operands.border < 0 or node._sequence_nr() <= operands.border:
+        return None
+    divergence = _read_divergence(node, operands)
+    if divergence is not None:
+        return divergence
+    shape = shape_of(node)
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    if shape is None or len(edges) != 1:
+        return None
+    size = size_before_expanding(edges[0])
+    if size not in operands.sizes or size is None or count(shape) != size * size:
+        return None
+    if _has_square_constant(node, count(shape), operands):
+        return None
+    return {
+        "form": "broadcast",
+        "op": name_of(node),
+        "grown": count(shape),
+        "given": size,
+        "shape": list(shape),
+    }
+
+
+def _has_square_constant(node: Any, size: int, operands: Operands) -> bool:
+    """Return whether the constant operand is known and is as large as the result: then nothing has grown."""
+    if not node.name().startswith(("Mul", "Div")) or not operands.saved.may_read(node):
+        return False
+    kept = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
+    return any(isinstance(each, torch.Tensor) and stored_numbers(each) == size for each in kept)
+
+
+# ---------------------------------------------------------------- divergences
+
+
+def _read_divergence(node: Any, operands: Operands) -> dict[str, Any] | None:
+    """Return the input of ``kl_div``: ``xlogy(t, t) - t * input``, or ``exp(t) * (t - input)`` with log targets."""
+    outer, inner = ("SubBackward0", "MulBackward0")
+    if node.name() == "MulBackward0":
+        outer, inner = inner, outer
+    edges = node.next_functions
+    if node.name() != outer or len(edges) != 2 or edges[0][0] is not None or edges[1][0] is None:
+        return None
+    below = edges[1][0]
+    if below.name() != inner or len(below.next_functions) != 2 or below.next_functions[0][0] is not None:
+        return None
+    product = node if outer == "MulBackward0" else below
+    if below.next_functions[1][0] is None or not operands.saved.may_read(product):
+        return None
+    targets = product._saved_self
+    if not isinstance(targets, torch.Tensor) or not _are_probabilities(targets.detach()):
+        return None
+    return {"form": "kl", **_tell_input(feeder(below, 1), operands)}
+
+
+def _are_probabilities(tensor: torch.Tensor) -> bool:
+    if not tensor.dim() or tensor.shape[-1] < 2 or not 0 < tensor.numel() <= _MOST_ELEMENTS:
+        return False
+    if float(tensor.min()) < 0:
+        return False
+    sums = [tensor.sum(dim) for dim in {tensor.dim() - 1, min(1, tensor.dim() - 1)}]
+    return any(float((each - 1).abs().max()) < 1e-2 for each in sums)
+
+
+def _tell_input(node: Any, operands: Operands) -> dict[str, Any]:
+    """Return whether the input of a divergence is positive somewhere, which a log-probability never is."""
+    above = node
+    for _ in range(2):
+        if above is not None and above.name() in _SCALINGS:
+            above = feeder(above) or feeder(above, 1)
+    if name_of(above) in ("Softmax", "Sigmoid", "Exp"):
+        return {"above": name_of(above), "is_positive": True}
+    highest = operands.highest.get(node._sequence_nr(), 0.0) if node is not None else 0.0
+    return {"above": name_of(above), "is_positive": highest > 1e-6 and not has_logarithm(node)}
+
+
+_READERS: Final[dict[str, Callable[[Any, Operands], dict[str, Any] | None]]] = {
+    "NllLossBackward0": _read_classes,
+    "NllLoss2DBackward0": _read_classes,
+    "LogSoftmaxBackward0": _read_log_softmax,
+    "BinaryCrossEntropyWithLogitsBackward0": _read_binary,
+    "BinaryCrossEntropyBackward0": _read_binary,
+    "MseLossBackward0": _read_difference,
+    "SmoothL1LossBackward0": _read_difference,
+    "HuberLossBackward0": _read_difference,
+    **dict.fromkeys(_BROADCASTING, _read_broadcast),
+}

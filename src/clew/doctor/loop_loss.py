@@ -1,0 +1,268 @@
+"""Losses that are put together wrongly: the wrong thing goes in, the wrong shape, the wrong sign, or nothing at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from clew.doctor.loop_words import said_at
+from clew.doctor.rule import Found, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from clew.doctor.case import Case
+
+_TIMES: Final = 2
+_SIGNED: Final = 3
+_CONSEQUENCES: Final = ("L11", "V02", "D06", "M20", "V01")
+
+Term = dict[str, Any]
+
+
+def list_terms(case: Case) -> list[tuple[dict[str, Any], Term]]:
+    """Return every term of every loss that was looked at, with its note."""
+    return [(note, term) for note in case.noted("loss-head") for term in note["terms"]]
+
+
+def find_often(case: Case, is_wrong: Callable[[Term], bool]) -> tuple[dict[str, Any], Term, int] | None:
+    """Return the first note and term with a fault that several losses have, and how many."""
+    found = [(note, term) for note, term in list_terms(case) if is_wrong(term)]
+    notes = {id(note) for note, _ in found}
+    if len(notes) < min(_TIMES, case.notes["loss-head"].total if found else _TIMES):
+        return None
+    note, term = found[0]
+    return note, term, len(notes)
+
+
+@rule(
+    "L01",
+    "softmax-before-cross-entropy",
+    severity="error",
+    watches="what enters the log-softmax of a loss",
+    threshold="the output of a softmax or sigmoid, through reshaping only; 2 losses",
+    silent="no right loss takes the softmax of probabilities",
+    hint="give cross-entropy the scores themselves",
+    needs=("probe:loss", "scalar:loss"),
+    explains=_CONSEQUENCES,
+)
+def softmax_before_cross_entropy(case: Case) -> Iterator[Found]:
+    """Cross-entropy is given probabilities instead of scores."""
+    found = find_often(case, lambda t: t["form"] == "log_softmax" and t["above"] in ("Softmax", "Sigmoid"))
+    if found:
+        note, term, times = found
+        word = term["above"].lower()
+        yield Found(
+            int(note["step"]),
+            evidence={"input_of_log_softmax": word, "classes": term["classes"], "losses": times},
+            source=note["source"],
+            hint=f"take the {word} out of the model: cross_entropy contains a log-softmax of its own",
+        )
+
+
+@rule(
+    "L02",
+    "nll-without-log",
+    severity="error",
+    watches="what enters a negative log-likelihood loss",
+    threshold="no logarithm before it, and rows whose logsumexp is further than 0.01 from 0; 2 losses",
+    silent="the exponentials of log-probabilities add up to 1 exactly",
+    hint="use cross_entropy, or log_softmax before nll_loss",
+    needs=("probe:loss", "scalar:loss"),
+    explains=(*_CONSEQUENCES, "L10"),
+)
+def nll_without_log(case: Case) -> Iterator[Found]:
+    """nll_loss is given something else than log-probabilities."""
+    found = find_often(
+        case,
+        lambda t: t["form"] == "nll" and not t["is_log"] and t["deviation"] > 1e-2 and t["classes"] > 1,
+    )
+    if found:
+        note, term, times = found
+        given = "the output of softmax" if term["above"] == "Softmax" else "plain scores"
+        yield Found(
+            int(note["step"]),
+            evidence={
+                "logsumexp_of_a_row": round(term["deviation"], 3),
+                "classes": term["classes"],
+                "losses": times,
+            },
+            source=note["source"],
+            hint=f"nll_loss is given {given}: use F.cross_entropy on the scores, or F.log_softmax before nll_loss",
+        )
+
+
+@rule(
+    "L03",
+    "sigmoid-before-bce-logits",
+    severity="error",
+    watches="what enters binary cross-entropy with logits",
+    threshold="the output of a sigmoid or softmax; 2 losses",
+    silent="the loss contains a sigmoid of its own: no right loss has two",
+    hint="give the loss the scores themselves",
+    needs=("probe:loss", "scalar:loss"),
+    explains=_CONSEQUENCES,
+)
+def sigmoid_before_bce_logits(case: Case) -> Iterator[Found]:
+    """Binary cross-entropy with logits is given probabilities."""
+    found = find_often(case, lambda t: t["form"] == "bce_logits" and t["above"] in ("Sigmoid", "Softmax"))
+    if found:
+        note, term, times = found
+        word = term["above"].lower()
+        yield Found(
+            int(note["step"]),
+            evidence={"input": word, "losses": times},
+            source=note["source"],
+            hint=f"take the {word} out of the model, or use binary_cross_entropy without logits",
+        )
+
+
+@rule(
+    "L04",
+    "kl-input-not-log",
+    severity="error",
+    watches="the first argument of kl_div",
+    threshold="a value above 0, or the output of a softmax; 2 losses",
+    silent="log-probabilities are never above 0",
+    hint="give kl_div log_softmax of the scores",
+    needs=("probe:loss", "scalar:loss"),
+    explains=(*_CONSEQUENCES, "L10", "O08"),
+)
+def kl_input_not_log(case: Case) -> Iterator[Found]:
+    """kl_div is given probabilities or scores instead of log-probabilities."""
+    found = find_often(case, lambda t: t["form"] == "kl" and t["is_positive"])
+    if found:
+        note, term, times = found
+        yield Found(
+            int(note["step"]),
+            evidence={"input": term["above"] or "scores", "losses": times},
+            source=note["source"],
+            hint="the first argument of kl_div is in log space: give it F.log_softmax(scores, dim=-1)",
+        )
+
+
+@rule(
+    "L05",
+    "loss-broadcast",
+    severity="error",
+    watches="the shapes that meet in a loss",
+    threshold="the result is larger than both: (N, 1) and (N,) make (N, N); 2 losses",
+    silent="in pairwise losses both sides have gradients; a number for all samples does not grow anything",
+    hint="make the shapes equal",
+    needs=("probe:loss", "scalar:loss"),
+    explains=(*_CONSEQUENCES, "D17"),
+)
+def loss_broadcast(case: Case) -> Iterator[Found]:
+    """Output and target are broadcast against each other in the loss."""
+    found = find_often(case, lambda t: bool(t.get("grown")))
+    if found:
+        note, term, times = found
+        shape = "x".join(map(str, term["shape"]))
+        yield Found(
+            int(note["step"]),
+            evidence={
+                "numbers_in": term["given"],
+                "compared": term["grown"],
+                "shape": shape,
+                "losses": times,
+            },
+            source=note["source"],
+            hint=f"{term['given']} outputs are compared with every target ({shape}): "
+            "use output.squeeze(1), or target.unsqueeze(1)",
+        )
+
+
+@rule(
+    "L06",
+    "detached-loss",
+    severity="error",
+    watches="the tensor that backward is called on",
+    threshold="it was not computed from anything that is trained",
+    silent="a loss that trains has a history",
+    hint="call backward on the loss as it was computed",
+    needs=("probe:loss",),
+    explains=("M05", "L08", "M03", "M02", "M01", "O11", "O09", "V02", "D06", "O02", "O03"),
+)
+def detached_loss(case: Case) -> Iterator[Found]:
+    """Backward is called on a loss that has no connection to the model."""
+    for note in case.noted("loss-leaf"):
+        if note["parameters"] and not note["trainable"]:
+            return  # nothing can be trained: that is another fault
+        where = (
+            "it was computed under no_grad" if not note["grad_enabled"] else "look for .item(), .detach(), "
+        )
+        if note["grad_enabled"]:
+            where += ".data, torch.tensor(loss) or no_grad"
+        yield Found(
+            int(note["step"]),
+            evidence={"requires_grad": note["requires_grad"], "has_history": False},
+            source=note["source"],
+            hint=f"the loss{said_at(note['source'])} has no history: {where}",
+        )
+        return
+    for note in case.noted("error"):
+        if "has no attribute 'backward'" in note["message"]:
+            yield Found(
+                int(note["step"]),
+                evidence={"error": note["message"]},
+                source=note["source"],
+                hint="the loss is a plain number: call backward before .item() or float()",
+            )
+            return
+
+
+@rule(
+    "L07",
+    "one-class-cross-entropy",
+    severity="error",
+    watches="the number of classes in a cross-entropy",
+    threshold="1",
+    silent="with one class the loss is 0 whatever the model says",
+    hint="use two outputs, or binary cross-entropy for one",
+    needs=("probe:loss", "scalar:loss"),
+    explains=(*_CONSEQUENCES, "O11", "N08", "O09", "M11", "D02", "L08"),
+)
+def one_class_cross_entropy(case: Case) -> Iterator[Found]:
+    """Cross-entropy over a single class is always 0."""
+    found = find_often(case, lambda t: t["form"] in ("nll", "log_softmax") and t["classes"] == 1)
+    if found:
+        note, _, times = found
+        yield Found(
+            int(note["step"]),
+            evidence={"classes": 1, "losses": times},
+            source=note["source"],
+            hint="the model has one output: use binary_cross_entropy_with_logits, or give it one output per class",
+        )
+
+
+@rule(
+    "L10",
+    "maximising-loss",
+    severity="warning",
+    watches="the sign of the gradient that backward sends into each term of the loss",
+    threshold="negative for every term of every loss, in 3 losses",
+    silent="adversarial trainings keep a positive term; rewards are not such terms",
+    hint="take the minus sign out",
+    needs=("probe:loss", "scalar:loss"),
+    explains=("N*", "O08", "V01", "V02", "V03", "M12", "D06"),
+)
+def maximising_loss(case: Case) -> Iterator[Found]:
+    """The loss is made larger, not smaller."""
+    signed = [(note, term) for note, term in list_terms(case) if term.get("sign")]
+    notes = {id(note) for note, _ in signed}
+    if len(notes) < _SIGNED or not all(_goes_up(note, term) for note, term in signed):
+        return
+    note, term = signed[0]
+    is_optimizer = term["sign"] > 0
+    yield Found(
+        int(note["step"]),
+        evidence={"losses": len(notes), "terms_going_down": 0, "term": term["form"]},
+        source=note["source"],
+        hint="the optimizer was made with maximize=True"
+        if is_optimizer
+        else "the loss is negated on its way to backward: take the minus sign out",
+    )
+
+
+def _goes_up(note: dict[str, Any], term: Term) -> bool:
+    """Return whether training makes a term larger; an attack on the input trains no model."""
+    return bool(note["trained"]) and note["maximize"] == [term["sign"] > 0]
