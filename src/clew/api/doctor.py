@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     from clew.doctor.rule import Rule
     from clew.model.finding import Diagnosis, Finding
     from clew.model.record import RunInfo, Site, StepRecord
-    from clew.model.sink import Annex
     from clew.query import Run
+    from clew.store.notes import NoteFile
 
-_SHARE: Final = 0.01
+_SHARE: Final = 0.02
 """Part of the run's time that looking may take; a look that would cost more waits until the run has paid for it."""
-
-_FREE_STEPS: Final = 20
-"""At the start looks are not put off: that is where faults of a loop show."""
 
 
 def diagnose(run: Run | str | Path) -> Diagnosis:
@@ -45,7 +42,7 @@ class LiveDoctor:
     """A sink and an annex that feeds a case, lets the rules look now and then, and tells what is new, once."""
 
     def __init__(
-        self, rank_folder: Path, *, info: RunInfo, tell: Callable[[str], None], notes: Annex
+        self, rank_folder: Path, *, info: RunInfo, tell: Callable[[str], None], notes: NoteFile
     ) -> None:
         self._folder = rank_folder
         self._tell = tell
@@ -59,8 +56,10 @@ class LiveDoctor:
         self._is_due = False
         self._looks = Looks()
         self._waiting: deque[dict[str, Any]] = deque()
+        self._unwritten: list[dict[str, Any]] = []
         self._started = perf_counter()
-        self._looking = 0.0
+        self._looking = self._last_look = 0.0
+        self._was_alarmed = False
 
     # ---------------------------------------------------------------- what comes in
 
@@ -70,13 +69,14 @@ class LiveDoctor:
 
     def put(self, record: StepRecord) -> None:
         """Take a step, and look when it is time; a fault in here ends the doctor, never the training."""
-        if self._is_off:
-            return
         try:
             self._take_notes(record.step)
+            if self._is_off:
+                return
             self.case.add(record)
             self._is_due = self._looks.is_due(self.case, record) or self._is_due
             if self._is_due and self._may_look():
+                self._unwritten.append({"step": record.step, "kind": "look"})
                 self._look()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._switch_off(error)
@@ -87,10 +87,10 @@ class LiveDoctor:
 
     def close(self, state: str, exit_code: int | None = None) -> None:  # noqa: ARG002 - the sink's form
         """Look a last time, tell what is new, and keep the findings in their final order."""
-        if self._is_off:
-            return
         try:
             self._take_notes(math.inf)
+            if self._is_off:
+                return
             self.case.ended = True
             self.case.died = state == "died"
             self._look()
@@ -101,13 +101,16 @@ class LiveDoctor:
             self._switch_off(error)
 
     def add_note(self, step: int, kind: str, data: dict[str, Any]) -> None:
-        """Keep a note in the run and take it into the case."""
-        self._notes.add_note(step, kind, data)
-        if not self._is_off:
-            # Steps are handed over later, several at a time: a note waits for the record of its step.
-            self._waiting.append({"step": step, "kind": kind, **data})
+        """Take a note; it is kept in the run, and goes into the case."""
+        # Steps are handed over later, several at a time: a note waits for the record of its step.
+        note = {"step": step, "kind": kind, **data}
+        self._unwritten.append(note)
+        self._waiting.append(note)
 
     def _take_notes(self, step: float) -> None:
+        if self._unwritten:
+            unwritten, self._unwritten = self._unwritten, []
+            self._notes.add_notes(unwritten)
         while self._waiting and self._waiting[0]["step"] <= step:
             self.case.add_note(self._waiting.popleft())
 
@@ -118,15 +121,19 @@ class LiveDoctor:
     # ---------------------------------------------------------------- looking
 
     def _may_look(self) -> bool:
-        elapsed = perf_counter() - self._started
-        return self.case.steps <= _FREE_STEPS or self._looking <= _SHARE * elapsed
+        """Return whether the run has paid for another look; the first bad value is not left to wait."""
+        if self._looks.was_alarmed and not self._was_alarmed:
+            self._was_alarmed = True
+            return True
+        return self._looking + self._last_look <= _SHARE * (perf_counter() - self._started)
 
     def _look(self) -> None:
         started = perf_counter()
         self._is_due = False
         self.case.verdicts = read_verdicts(self._folder)
         fresh = self.doctor.look(self.case)
-        self._looking += perf_counter() - started
+        self._last_look = perf_counter() - started
+        self._looking += self._last_look
         if fresh:
             self._publish(fresh)
 

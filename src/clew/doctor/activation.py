@@ -12,13 +12,18 @@ if TYPE_CHECKING:
     from clew.doctor.case import Case
 
 
-def _latest(case: Case, forms: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the newest block of batches of each activation, in the order they first ran."""
-    newest: dict[str, dict[str, Any]] = {}
+def _streaks(case: Case, forms: tuple[str, ...], share: Any) -> list[tuple[dict[str, Any], int]]:
+    """Return, for each activation that is ill now, its newest block of batches and the step since when it is."""
+    streaks: dict[str, tuple[dict[str, Any], int]] = {}
     for note in case.noted("activation"):
-        if note["form"] in forms:
-            newest[note["site"]] = note
-    return list(newest.values())
+        if note["form"] not in forms:
+            continue
+        if share(note) <= 0.9:
+            streaks.pop(note["site"], None)
+            continue
+        began = max(int(note["step"]) - int(note["batches"]) + 1, 0)
+        streaks[note["site"]] = (note, streaks.get(note["site"], (note, began))[1])
+    return list(streaks.values())
 
 
 @rule(
@@ -34,23 +39,27 @@ def _latest(case: Case, forms: tuple[str, ...]) -> list[dict[str, Any]]:
 )
 def dead_relu(case: Case) -> Iterator[Found]:
     """A ReLU never fires."""
-    worst: dict[str, Any] | None = None
-    for note in _latest(case, ("relu",)):
-        if note["units"] < 4 or note["samples"] < 32 or not _is_trained(case, note["site"]):
-            continue
-        share = note["dead"] / note["units"]
-        if share > 0.9 and (worst is None or share > worst["dead"] / worst["units"]):
-            worst = note
-    if worst is None:
+    found = [
+        (note, began)
+        for note, began in _streaks(case, ("relu",), _dead_share)
+        if note["samples"] >= 32 and _is_trained(case, note["site"])
+    ]
+    if not found:
         return
-    is_dead = worst["dead"] == worst["units"]
+    note, began = max(found, key=lambda each: _dead_share(each[0]))
+    is_dead = note["dead"] == note["units"]
     yield Found(
-        max(int(worst["step"]) - int(worst["batches"]) + 1, 0),
-        site=worst["site"],
+        began,
+        site=note["site"],
         severity="error" if is_dead else "warning",
         title="" if is_dead else "most units of a ReLU never fire",
-        evidence={name: worst[name] for name in ("dead", "units", "batches", "samples")},
+        evidence={name: note[name] for name in ("dead", "units", "batches", "samples")},
     )
+
+
+def _dead_share(note: dict[str, Any]) -> float:
+    """Return the share of units that never fired; too few units do not count."""
+    return float(note["dead"]) / note["units"] if note["units"] >= 4 else 0.0
 
 
 def _is_trained(case: Case, name: str) -> bool:
@@ -74,18 +83,18 @@ def _is_trained(case: Case, name: str) -> bool:
 )
 def saturated_activation(case: Case) -> Iterator[Found]:
     """A hidden sigmoid or tanh is saturated."""
-    found = [note for note in _latest(case, ("sigmoid", "tanh")) if note["saturated"] > 0.9]
+    found = _streaks(case, ("sigmoid", "tanh"), _saturated_share)
     if found:
-        worst = max(found, key=lambda note: float(note["saturated"]))
+        note, began = max(found, key=lambda each: _saturated_share(each[0]))
         yield Found(
-            max(int(worst["step"]) - int(worst["batches"]) + 1, 0),
-            site=worst["site"],
-            evidence={
-                "saturated_share": worst["saturated"],
-                "form": worst["form"],
-                "batches": worst["batches"],
-            },
+            began,
+            site=note["site"],
+            evidence={"saturated_share": note["saturated"], "form": note["form"], "batches": note["batches"]},
         )
+
+
+def _saturated_share(note: dict[str, Any]) -> float:
+    return float(note["saturated"])
 
 
 @rule(

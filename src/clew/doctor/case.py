@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from clew.doctor.window import Ends, Rows, Series, StepWindow, join
+from clew.doctor.window import Ends, Rows, Selector, Series, StepWindow, join
 from clew.model.schema import KIND_INDEX, KINDS, MODES
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Case:
         self.kinds: set[str] = set()
         self.has_hashes = False
         self._window = StepWindow()
+        self._select = Selector().select
         self._layout: Any = None
         self._cache: dict[Any, Any] = {}
         self._names: dict[str, Site] = {}
@@ -143,7 +144,7 @@ class Case:
         if found is None:
             number = None if mode is None else MODES.index(mode)
             kept = self._window.choose(first, last)
-            found = self._cache[key] = join([step.select(KIND_INDEX[kind], number) for step in kept])
+            found = self._cache[key] = join([self._select(step, KIND_INDEX[kind], number) for step in kept])
         return found
 
     def by_site(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _DETECTION_STEPS: Final = 20
 """A cause may need this many steps more than its consequence to be recognised; later it is no cause of it."""
 
+_FIRST_RECORDED: Final = 20
+"""Recorded steps that rules about the beginning of a run look at."""
+
 _FIRST_LOOKS: Final = (3, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000)
 _LOOK_EVERY: Final = 500
 
@@ -28,7 +31,7 @@ class Looks:
     """Says when the rules look: often at the start, then every few hundred steps, and at the first bad value."""
 
     def __init__(self) -> None:
-        self._was_alarmed = False
+        self.was_alarmed = False
 
     def is_due(self, case: Case, record: StepRecord) -> bool:
         """Return whether to look now that a case has taken a record."""
@@ -37,11 +40,11 @@ class Looks:
         return self._is_alarm(case, record) or is_planned
 
     def _is_alarm(self, case: Case, record: StepRecord) -> bool:
-        if self._was_alarmed:
+        if self.was_alarmed:
             return False
         losses = (scalar.value for scalar in record.scalars if scalar.name == "loss")
-        self._was_alarmed = bool(case.bad) or not all(map(math.isfinite, losses))
-        return self._was_alarmed
+        self.was_alarmed = bool(case.bad) or not all(map(math.isfinite, losses))
+        return self.was_alarmed
 
 
 class Doctor:
@@ -75,6 +78,8 @@ class Doctor:
             if rule.scope == "run" and (not case.peers or case.peers[0] is not case):
                 continue
             fresh += self._apply(rule, case)
+            if rule.until and case.steps >= rule.until and case.recorded >= min(rule.until, _FIRST_RECORDED):
+                self._done.add((rule.id, case.rank))
         return fresh
 
     def _apply(self, rule: Rule, case: Case) -> list[Finding]:

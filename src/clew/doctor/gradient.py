@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clew.doctor.measure import is_matrix, round_number, single_losses, weight_ratios
+from clew.doctor.measure import is_matrix, roll, round_number, single_losses, weight_ratios
 from clew.doctor.rule import Found, rule
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _FIRST: Final = 20
     threshold="median of the first layer below 1e-6 and of the second below 1e-5 of the largest, over 10 steps",
     silent="in healthy models the first layer has at least 0.6 % of the largest",
     hint="use residual connections, a normalisation layer, ReLU instead of sigmoid, or a larger initialisation",
+    until=20,
     needs=("kind:grad", "kind:param", "steps:10"),
     explains=("V02", "O09"),
 )
@@ -90,19 +91,23 @@ def exploding_gradient(case: Case) -> Iterator[Found]:
         return
     values = np.log10(np.maximum(norms.values, 1e-30))
     good = np.isfinite(values)
+    # What ends in NaN has no third step to show.
+    needed = 3 if good.all() else 2
     values, steps = values[good], norms.steps[good]
-    for end in range(13, len(values) + 1):
-        before, last = values[max(0, end - 53) : end - 3], values[end - 3 : end]
+    if len(values) < 10 + needed:
+        return
+    # The median is no lower than the lowest: most steps need no closer look.
+    lowest = roll(values, 50, np.min)
+    for at in (np.flatnonzero(values[1:] > lowest[:-1] + 2) + 1).tolist():
+        if not 10 <= at <= len(values) - needed:
+            continue
+        before, last = values[max(0, at - 50) : at], values[at : at + needed]
         middle = float(np.median(before))
         spread = max(1.4826 * float(np.median(np.abs(before - middle))), 0.15)
-        if (
-            (last > middle + 2).all()
-            and (last > middle + 8 * spread).all()
-            and _is_worse(loss, int(steps[end - 3]))
-        ):
+        if (last > middle + max(2, 8 * spread)).all() and _is_worse(loss, int(steps[at])):
             yield Found(
-                int(steps[end - 3]),
-                site=_find_growth(case, int(steps[end - 3])),
+                int(steps[at]),
+                site=_find_growth(case, int(steps[at])),
                 evidence={
                     "grad_norm": round_number(float(10 ** last[0])),
                     "median_before": round_number(float(10**middle)),

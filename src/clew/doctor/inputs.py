@@ -33,6 +33,7 @@ def _confirmed(case: Case, judge: Any) -> dict[str, Any] | None:
     threshold="an image from 0 to over 50; a mean of over 20 standard deviations and over 1; a value beyond 1e4",
     silent="scaled inputs are near 1; what an embedding or a normalisation gives is not looked at",
     hint="divide images by 255, or subtract the mean and divide by the standard deviation of the training data",
+    until=5,
     needs=("probe:stats", "note:first-input"),
     explains=("L11", "O08", "N01", "N02", "N06", "N07", "M11", "M12", "M20", "O12", "V03", "M21", "N08"),
 )
@@ -70,6 +71,7 @@ def _is_image(note: dict[str, Any]) -> bool:
     threshold="all values between 0 and 0.02",
     silent="a scaled image reaches about 1",
     hint="ToTensor divides by 255 already: take the second division out",
+    until=5,
     needs=("probe:stats", "note:first-input"),
 )
 def input_scaled_twice(case: Case) -> Iterator[Found]:

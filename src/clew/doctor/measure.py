@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -48,13 +49,16 @@ def single_losses(case: Case) -> Losses | None:
 
 
 def _split_losses(case: Case) -> list[Losses]:
+    series, rates = case.named("loss"), case.named("lr")
+    if len(series) == 1 and all(len(each) == case.steps for _, each in (*series, *rates)):
+        return [Losses(series[0][1].steps, series[0][1].values)]
     sums: dict[int, list[float]] = {}
-    for _, series in case.named("loss"):
-        for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+    for _, each in series:
+        for step, value in zip(each.steps.tolist(), each.values.tolist(), strict=True):
             sums.setdefault(step, []).append(value)
     owners: dict[int, list[str]] = {}
-    for label, series in case.named("lr"):
-        for step in series.steps.tolist():
+    for label, each in rates:
+        for step in each.steps.tolist():
             owners.setdefault(step, []).append(label)
     groups: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for step in sorted(sums):
@@ -71,8 +75,18 @@ def _split_losses(case: Case) -> list[Losses]:
 
 def learning_rate(case: Case) -> Losses:
     """Return the highest learning rate of each step."""
+    found: Losses = case.remember("highest lr", _find_rates)
+    return found
+
+
+def _find_rates(case: Case) -> Losses:
+    groups = case.named("lr")
+    if not groups:
+        return Losses(np.zeros(0, np.int64), np.zeros(0))
+    if all(len(each) == len(groups[0][1]) for _, each in groups):
+        return Losses(groups[0][1].steps, np.max([each.values for _, each in groups], axis=0))
     highest: dict[int, float] = {}
-    for _, series in case.named("lr"):
+    for _, series in groups:
         for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
             highest[step] = max(value, highest.get(step, value))
     steps = sorted(highest)
@@ -92,9 +106,15 @@ class Ratios(NamedTuple):
 
     def by_site(self) -> dict[int, float]:
         """Return the median of each site."""
-        return {
-            int(site): float(np.median(self.values[self.sites == site])) for site in np.unique(self.sites)
-        }
+        groups: dict[int, list[float]] = {}
+        for site, value in zip(self.sites.tolist(), self.values.tolist(), strict=True):
+            groups.setdefault(site, []).append(value)
+        return {site: median(values) for site, values in groups.items()}
+
+    @property
+    def middle(self) -> float:
+        """The median weight's median."""
+        return median(self.by_site().values())
 
 
 def weight_ratios(case: Case, kind: str, *, first: int | None = None, last: int | None = None) -> Ratios:
@@ -107,9 +127,7 @@ def weight_ratios(case: Case, kind: str, *, first: int | None = None, last: int 
 def _make_ratios(case: Case, kind: str, *, first: int | None, last: int | None) -> Ratios:
     above = case.rows(kind, first=first, last=last, mode=None)
     below = case.rows("param", first=first, last=last, mode=None)
-    matrices = np.array(
-        [is_matrix(case.sites.get(site)) for site in range(max(case.sites, default=-1) + 1)], bool
-    )
+    matrices: NDArray[np.bool_] = case.remember("matrices", _find_matrices)
     if not len(above) or not len(below):
         return Ratios(above.steps[:0], above.sites[:0], above.values[:0, 0])
     above = above.take(matrices[above.sites])
@@ -119,6 +137,12 @@ def _make_ratios(case: Case, kind: str, *, first: int | None, last: int | None) 
     weights = below.values[order[at], _L2]
     fits = (keys[order[at]] == wanted) & (weights > 0) & np.isfinite(above.values[:, _L2])
     return Ratios(above.steps[fits], above.sites[fits], above.values[fits, _L2] / weights[fits])
+
+
+def _find_matrices(case: Case) -> NDArray[np.bool_]:
+    return np.array(
+        [is_matrix(case.sites.get(site)) for site in range(max(case.sites, default=-1) + 1)], bool
+    )
 
 
 def _keys(rows: Rows) -> NDArray[np.int64]:
@@ -134,6 +158,14 @@ def skipped_steps(case: Case) -> set[int]:
     """Return the steps that a GradScaler left out."""
     series = case.scalar("scaler.skipped")
     return set(series.steps[series.values > 0].tolist())
+
+
+def roll(values: NDArray[np.float64], length: int, reduce: Any) -> NDArray[np.float64]:
+    """Return a reduction over each value and those before it, up to a number of them."""
+    padded = np.concatenate([np.full(length - 1, values[0]), values])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, length)
+    result: NDArray[np.float64] = reduce(windows, axis=1)
+    return result
 
 
 def round_number(value: float) -> float:

@@ -303,6 +303,7 @@ def scaler_skips_every_step(case: Case) -> Iterator[Found]:
     threshold="most of a float16 gradient is exactly zero and the rest is below the smallest normal number",
     silent="with a scaler or in bfloat16 gradients do not underflow",
     hint="use torch.amp.GradScaler, or bfloat16",
+    until=20,
     needs=("kind:grad_output",),
 )
 def underflow(case: Case) -> Iterator[Found]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from clew.doctor.measure import Losses, learning_rate, round_number, single_losses, weight_ratios
+from clew.doctor.measure import Losses, learning_rate, roll, round_number, single_losses, weight_ratios
 from clew.doctor.rule import Found, NotJudged, rule
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _RECENT: Final = 100
     threshold="above twice ln(classes) and above ln(classes) + 2",
     silent="healthy models start within 30 % of ln(classes); contrastive losses are left out",
     hint="the scores are too large at the start: scale the last layer's initialisation down, embeddings to about 0.02",
+    until=5,
     needs=("probe:objective", "note:objective"),
     explains=("O12",),
 )
@@ -128,7 +129,7 @@ def uninformative_inputs(case: Case) -> Iterator[Found]:
             "the loss is not a plain cross-entropy over 300 steps, so there is no guess to compare with"
         )
     ratios = weight_ratios(case, "update", last=10)
-    ratio = float(np.median(list(ratios.by_site().values()))) if len(ratios.values) else 0.0
+    ratio = ratios.middle if len(ratios.values) else 0.0
     near = abs(standing.recent - standing.guess) <= 0.02 * standing.guess
     if standing.form != "squares" and near and 1e-5 < ratio < 0.2:
         yield Found(standing.step, evidence=_tell(standing) | {"median_update_ratio": round_number(ratio)})
@@ -184,17 +185,20 @@ def loss_spike(case: Case) -> Iterator[Found]:
     loss = single_losses(case)
     if loss is None or len(loss) < 40 or not loss.is_positive:
         return
-    values = np.log(np.maximum(loss.values, 1e-30))
+    # Nothing after the first NaN is a spike.
+    finite = np.isfinite(loss.values)
+    length = len(loss) if finite.all() else int(finite.argmin())
+    if length < 40:
+        return
+    values = np.log(np.maximum(loss.values[:length], 1e-30))
     level = float(np.median(loss.values[:20]))
-    for at in range(30, len(values)):
-        if not np.isfinite(loss.values[at]):
-            return
+    highest = roll(values, 50, np.max)
+    jumps = (values[1:] > highest[:-1] + math.log(5)) & (loss.values[1:length] > 0.2 * level)
+    for at in (np.flatnonzero(jumps) + 1).tolist():
         before = values[max(0, at - 50) : at]
-        if values[at] < before.max() + math.log(5) or loss.values[at] < 0.2 * level:
-            continue
         middle = float(np.median(before))
         spread = max(1.4826 * float(np.median(np.abs(before - middle))), 0.05)
-        if values[at] - middle > 8 * spread:
+        if at >= 30 and values[at] - middle > 8 * spread:
             step = int(loss.steps[at])
             yield Found(
                 step,

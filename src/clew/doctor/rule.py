@@ -63,6 +63,7 @@ class NotJudged(Exception):
 class Rule:
     """A named illness, how it is recognised, and why healthy trainings do not have it.
 
+    ``until``: after so many steps the rule need not look again, it judges the beginning of a run; 0 for always.
     ``explains`` lists the ids (``N*`` is a pattern) of findings that are mere consequences of this one. A rule of
     scope ``run`` sees all ranks, as ``case.peers``.
     """
@@ -79,6 +80,7 @@ class Rule:
     needs: tuple[str, ...] = ()
     explains: tuple[str, ...] = ()
     scope: str = "rank"
+    until: int = 0
 
     def make_finding(self, found: Found, *, rank: int) -> Finding:
         """Return what was found in the form that leaves the doctor."""
@@ -128,6 +130,7 @@ def rule(
     needs: tuple[str, ...] = (),
     explains: tuple[str, ...] = (),
     scope: str = "rank",
+    until: int = 0,
 ) -> Callable[[Check], Check]:
     """Make a function a rule of the doctor; the first line of its docstring is the title unless one is given."""
     _check_words(severity, needs, scope)
@@ -143,7 +146,7 @@ def rule(
         words = title or _as_title((check.__doc__ or name).strip().splitlines()[0])
         REGISTRY[id] = Rule(
             id=id, name=name, severity=severity, check=check, title=words, watches=watches, threshold=threshold,
-            silent=silent, hint=hint, needs=tuple(needs), explains=tuple(explains), scope=scope,
+            silent=silent, hint=hint, needs=tuple(needs), explains=tuple(explains), scope=scope, until=until,
         )  # fmt: skip
         return check
 

@@ -67,6 +67,10 @@ def memory_grows(case: Case) -> Iterator[Found]:
             continue
         late = series.steps >= 10
         steps, values = series.steps[late], series.values[late]
+        # What a function held is free again when it returns: the climb ends at its highest point.
+        top = int(np.argmax(values)) + 1 if len(values) else 0
+        if top > 0.8 * len(values):
+            steps, values = steps[:top], values[:top]
         if len(steps) < 10 or steps[-1] - steps[0] < 20:
             continue
         growth = float(values[-1] - values[0])

@@ -68,6 +68,7 @@ def zero_learning_rate(case: Case) -> Iterator[Found]:
     threshold="median ratio above 0.2 while the loss does not fall, or above 0.02 with the loss three times its first",
     silent="healthy steps move a matrix by 0.1 % to 12 %; losses that change sign and several games are left out",
     hint="divide the learning rate by 10",
+    until=40,
     needs=("kind:update", "kind:param", "scalar:loss"),
     explains=(
         "N01",
@@ -98,10 +99,13 @@ def learning_rate_too_high(case: Case) -> Iterator[Found]:
     before, later = ratios.take(ratios.steps < end), later[np.isfinite(later)]
     if not first > 0 or not len(later) or len(np.unique(before.steps)) < (2 if len(broken) else 10):
         return
-    ratio = float(np.median(list(before.by_site().values())))
-    reached = float(np.median(later[-2:] if len(broken) else later[-5:]))
+    ratio = before.middle
+    # A loss that has exploded may come down again, to weights that are too large to be moved.
+    window = min(2 if len(broken) else 5, len(later))
+    smooth = np.median(np.lib.stride_tricks.sliding_window_view(later, window), axis=1)
+    reached, highest = float(smooth[-1]), float(smooth.max())
     too_far = ratio > 0.2 and not reached < 0.7 * first
-    diverged = ratio > 0.02 and reached > 3 * first
+    diverged = ratio > 0.02 and highest > 3 * first
     if too_far or diverged:
         rate = learning_rate(case)
         yield Found(
@@ -109,6 +113,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Found]:
             evidence={
                 "median_update_ratio": round_number(ratio),
                 "first_loss": round_number(first),
+                "highest_loss": round_number(highest),
                 "loss_after": round_number(reached),
                 "lr": float(rate.values[: 2 * _FIRST].max()) if len(rate) else 0.0,
             },
@@ -123,6 +128,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Found]:
     threshold="median ratio below 1e-6 over 10 steps while gradients are not as small and lr does not rise",
     silent="healthy steps move a matrix a thousand times more; a warm-up rises",
     hint="raise the learning rate",
+    until=20,
     needs=("kind:update", "kind:param", "kind:grad", "optimizer", "steps:10"),
     explains=("V02", "D06"),
 )
@@ -133,8 +139,8 @@ def learning_rate_too_low(case: Case) -> Iterator[Found]:
     rate = learning_rate(case)
     if len(np.unique(ratios.steps)) < 10 or not len(gradients.values) or not len(rate):
         return
-    ratio = float(np.median(list(ratios.by_site().values())))
-    gradient = float(np.median(list(gradients.by_site().values())))
+    ratio = ratios.middle
+    gradient = gradients.middle
     lowest, highest = float(rate.values[0]), float(rate.values.max())
     rises = highest > 1.05 * max(lowest, 1e-30)
     # Lost to precision, or held back by something else than the rate: other rules name that.
@@ -160,6 +166,7 @@ def _share_of_half(case: Case) -> float:
     threshold="over 90 % of them in each of 5 recorded steps with lr > 0",
     silent="healthy runs lose 1 %; steps of lr 0 and steps that a scaler skipped are not counted",
     hint="keep float32 weights and compute in half precision (torch.autocast), or round stochastically",
+    until=20,
     needs=("kind:update", "kind:grad", "optimizer"),
     explains=("O09", "O11", "V02", "D06", "M20"),
 )
@@ -211,6 +218,7 @@ def _count_unmoved(case: Case, *, half: bool) -> tuple[dict[int, float], dict[in
     threshold="no weight moves in 5 steps that should move it, or each step starts from the same weights",
     silent="frozen weights have no gradient; a step of lr 0 is not counted",
     hint="something puts the weights back or shields them: look for load_state_dict, copies and hooks in the loop",
+    until=20,
     needs=("kind:update", "kind:grad", "kind:param", "optimizer"),
     explains=("O09", "V02", "D06", "M20"),
 )

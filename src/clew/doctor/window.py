@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -61,43 +62,34 @@ class Ends(Generic[T]):
 
 
 class Series:
-    """One number over the steps: the first and last few thousand of them."""
+    """One number over the steps: all of them, or the first and last few thousand of very many."""
 
     def __init__(self) -> None:
-        self._points: Ends[tuple[int, float]] = Ends(SERIES_LENGTH, SERIES_LENGTH)
-        self._arrays: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+        self._steps = array("q")
+        self._values = array("d")
+        self.total = 0
 
     def add(self, step: int, value: float) -> None:
         """Take the number of a step."""
-        self._points.add((step, value))
-        self._arrays = None
+        self.total += 1
+        self._steps.append(step)
+        self._values.append(value)
+        if len(self._steps) > 4 * SERIES_LENGTH:
+            for column in (self._steps, self._values):
+                del column[SERIES_LENGTH:-SERIES_LENGTH]
 
     def __len__(self) -> int:
-        return len(self._points)
-
-    @property
-    def total(self) -> int:
-        """How many numbers there were in all."""
-        return self._points.total
+        return len(self._steps)
 
     @property
     def steps(self) -> NDArray[np.int64]:
         """The steps that are kept."""
-        return self._split()[0]
+        return np.array(self._steps)
 
     @property
     def values(self) -> NDArray[np.float64]:
         """The numbers that are kept, one for each of ``steps``."""
-        return self._split()[1]
-
-    def _split(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if self._arrays is None:
-            points = list(self._points)
-            self._arrays = (
-                np.array([step for step, _ in points], np.int64),
-                np.array([value for _, value in points], np.float64),
-            )
-        return self._arrays
+        return np.array(self._values)
 
 
 class Rows(NamedTuple):
@@ -156,15 +148,28 @@ class Kept(NamedTuple):
             record.hashes,
         )
 
-    def select(self, kind: int, mode: int | None) -> Rows:
+
+class Selector:
+    """Finds the rows of a kind in a step; a loop leaves the same rows step after step, so the answer is kept."""
+
+    def __init__(self) -> None:
+        self._kinds: NDArray[np.int8] | None = None
+        self._modes: NDArray[np.int8] | None = None
+        self._known: dict[tuple[int, int | None], NDArray[np.intp]] = {}
+
+    def select(self, kept: Kept, kind: int, mode: int | None) -> Rows:
         """Return the rows of a kind and a mode (None for both)."""
-        chosen = self.kinds == kind
-        if mode is not None:
-            chosen &= self.modes == mode
-        rows = np.flatnonzero(chosen)
-        hashes = None if self.hashes is None else self.hashes[rows]
-        steps = np.full(len(rows), self.step, np.int64)
-        return Rows(steps, self.sites[rows], self.ordinals[rows], self.values[rows], hashes)
+        if kept.kinds is not self._kinds or kept.modes is not self._modes:
+            self._kinds, self._modes = kept.kinds, kept.modes
+            self._known.clear()
+        rows = self._known.get((kind, mode))
+        if rows is None:
+            chosen = kept.kinds == kind
+            rows = np.flatnonzero(chosen if mode is None else chosen & (kept.modes == mode))
+            self._known[kind, mode] = rows
+        hashes = None if kept.hashes is None else kept.hashes[rows]
+        steps = np.full(len(rows), kept.step, np.int64)
+        return Rows(steps, kept.sites[rows], kept.ordinals[rows], kept.values[rows], hashes)
 
 
 class StepWindow:

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 NOTES: Final = "notes.jsonl"
@@ -31,10 +32,14 @@ class NoteFile:
 
     def add_note(self, step: int, kind: str, data: dict[str, Any]) -> None:
         """Append something that happened in a step."""
-        line = json.dumps({"step": step, "kind": kind, **data}, default=str) + "\n"
+        self.add_notes([{"step": step, "kind": kind, **data}])
+
+    def add_notes(self, notes: Iterable[dict[str, Any]]) -> None:
+        """Append several notes at once, each with its step and kind."""
+        text = "".join(json.dumps(note, default=str) + "\n" for note in notes)
         with self._lock:
-            if self._may_write(len(line)):
-                self._try(lambda: self._append(line))
+            if text and self._may_write(len(text)):
+                self._try(lambda: self._append(text))
 
     def add_media(self, step: int, name: str, data: bytes, suffix: str) -> None:
         """Write a file of a step, and a note that tells of it."""
@@ -54,9 +59,9 @@ class NoteFile:
             return False
         return True
 
-    def _append(self, line: str) -> None:
+    def _append(self, text: str) -> None:
         with (self._folder / NOTES).open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write(text)
 
     def _write(self, relative: str, data: bytes) -> None:
         path = self._folder / relative
