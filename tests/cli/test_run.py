@@ -38,7 +38,7 @@ def test_the_script_speaks_on_stdout_and_clew_on_stderr(recorded):
     last = lines[next(i for i, line in enumerate(lines) if line.startswith("clew: recorded records/demo, ")) :]
     assert re.fullmatch(r"clew: 320 steps, last loss NaN, cost of clew \S+ %", last[1])
     assert re.fullmatch(r"clew: worst site: .+ \((NaN|Inf) in \w+ at step \d+\)", last[2])
-    assert re.search(r"N0\d nonfinite", last[4])
+    assert re.search(r"N0\d", last[4])
     assert last[-1] == "clew: next: clew doctor demo"
 
 
