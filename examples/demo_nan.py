@@ -1,7 +1,7 @@
 """A small classifier whose loss turns NaN after a while, from one careless line.
 
-    clew run examples/demo_nan.py             # names the operation and the line as soon as it happens
-    clew run examples/demo_nan.py --fixed     # the same training with the line mended
+clew run examples/demo_nan.py             # names the operation and the line as soon as it happens
+clew run examples/demo_nan.py --fixed     # the same training with the line mended
 """
 
 import sys

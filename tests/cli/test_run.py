@@ -35,7 +35,9 @@ def test_the_script_speaks_on_stdout_and_clew_on_stderr(recorded):
     assert done.stdout == plain.stdout
     lines = done.stderr.splitlines()
     assert re.fullmatch(r"why step \d+ went wrong", lines[0])
-    last = lines[next(i for i, line in enumerate(lines) if line.startswith("clew: recorded records/demo, ")) :]
+    last = lines[
+        next(i for i, line in enumerate(lines) if line.startswith("clew: recorded records/demo, ")) :
+    ]
     assert re.fullmatch(r"clew: 320 steps, last loss NaN, cost of clew \S+ %", last[1])
     assert re.fullmatch(r"clew: worst site: .+ \((NaN|Inf) in \w+ at step \d+\)", last[2])
     assert re.search(r"N0\d", last[4])

@@ -37,7 +37,9 @@ class Draft:
 
     def finish(self, faults: tuple[Fault, ...]) -> StepRecord:
         """Return the record."""
-        self.scalars += [Scalar(name, value) for name, value in zip(_TIMES, self.phases, strict=True) if value]
+        self.scalars += [
+            Scalar(name, value) for name, value in zip(_TIMES, self.phases, strict=True) if value
+        ]
         self.scalars.append(Scalar("clew.recorded", float(self.due)))
         columns, layout = self._assemble()
         return StepRecord(
@@ -74,7 +76,9 @@ class Draft:
         return tuple(
             replace(
                 batch,
-                fingerprint=int(hashes[batch.fingerprint]) if hashes is not None and batch.fingerprint >= 0 else 0,
+                fingerprint=int(hashes[batch.fingerprint])
+                if hashes is not None and batch.fingerprint >= 0
+                else 0,
             )
             for batch in self.batches
         )
