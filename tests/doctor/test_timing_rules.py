@@ -53,27 +53,6 @@ def test_small_data_is_silent(judge):
     assert judge(lambda: from_loader(Slow(0.0))).ids == []
 
 
-def hoarding(keep):
-    """Train on the side of something that grows by 4 MB a step."""
-    kept = []
-
-    def after(step):
-        block = torch.ones(1 << 20)
-        if keep:
-            kept.append(block)
-        time.sleep(0.05)
-
-    fit(mlp(), steps=60, after=after)
-
-
-def test_memory_that_grows(judge, monkeypatch):
-    from clew.capture.torch import recorder
-
-    monkeypatch.setattr(recorder, "_MEMORY_SECONDS", 0.02)
-    assert judge(lambda: hoarding(keep=True)).ids == ["T03"]
-    assert judge(lambda: hoarding(keep=False)).ids == []
-
-
 def compiled(sizes):
     torch._dynamo.reset()
     model = mlp()
