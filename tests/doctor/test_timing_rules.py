@@ -44,7 +44,7 @@ def from_loader(data, steps=60, **settings):
 
 
 def test_waiting_for_data(judge):
-    judged = judge(lambda: from_loader(Slow(0.008)))
+    judged = judge(lambda: from_loader(Slow(0.03)))
     assert judged.ids == ["T01"], judged
     assert judged["T01"].evidence["share_of_time"] > 0.5
 
