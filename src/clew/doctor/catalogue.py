@@ -17,7 +17,7 @@ GROUP: Final = "clew.rules"
 
 FAMILIES: Final = (
     "inputs", "nonfinite", "activation", "progress", "update", "gradient", "timing", "ranks",
-    "loop_loss", "loop_targets", "loop_gradients", "loop_coverage",
+    "loop_loss", "loop_targets", "loop_gradients", "loop_coverage", "loop_modes",
 )  # fmt: skip
 """Modules of this package that register rules when they are imported, in the order of the catalogue."""
 

@@ -87,6 +87,8 @@ class BackwardLens:
             if is_root and not recorder.in_backward:
                 recorder.ask(recorder.on_pass, True)
                 self._record_losses(tensors)
+            elif not recorder.in_backward:
+                recorder.ask(recorder.on_grad)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "loss", step=recorder.step)
         finally:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from clew.capture.torch.probe_calls import CallProbe
 from clew.capture.torch.probe_coverage import CoverageProbe
 from clew.capture.torch.probe_error import ErrorProbe
 from clew.capture.torch.probe_events import LoopEvents
 from clew.capture.torch.probe_gradients import GradientProbe
 from clew.capture.torch.probe_loss import LossProbe
+from clew.capture.torch.probe_modes import ModeProbe
 
 if TYPE_CHECKING:
     from clew.capture.torch.optimizers import OptimizerLens
@@ -27,10 +29,13 @@ class Lens(Protocol):
 def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, saved: SavedRegions) -> tuple[Lens, ...]:
     """Return the probes of the loop, in the order they are switched on."""
     events = LoopEvents(recorder)
+    modes = ModeProbe(recorder, events)
     return (
         events,
         GradientProbe(recorder, events),
         CoverageProbe(recorder, events, optimizers),
         LossProbe(recorder, saved, optimizers),
+        modes,
+        CallProbe(recorder, events, modes),
         ErrorProbe(recorder),
     )

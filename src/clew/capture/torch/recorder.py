@@ -139,6 +139,8 @@ class Recorder:
         """A probe that may give a context manager to run a root call in, or None."""
         self.on_pass: list[Callable[[bool], None]] = []
         """Probes: called with True before a backward pass that fills ``.grad``, with False after it."""
+        self.on_grad: list[Callable[[], None]] = []
+        """Probes: called before ``autograd.grad``, which leaves ``.grad`` alone."""
         self.on_batch: list[Callable[[Any, Any], None]] = []
         """Probes: called with a loader's iterator and the batch it has given."""
         self.on_trouble: list[Callable[[str, str], None]] = []

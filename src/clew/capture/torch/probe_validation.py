@@ -1,0 +1,136 @@
+"""Tells a validation pass in train mode from the many right reasons to call a model without gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_events import find_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_BATCHES: Final = 3
+_MOST_GAPS: Final = 200
+_MOST_KEYS: Final = 512
+_GLANCE: Final = 8
+_FIRST_CALLS: Final = 64
+
+
+class _Key(NamedTuple):
+    """What a batch looks like: its shape, its type and a few of its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    values: tuple[float, ...]
+
+
+class Fed:
+    """The newest batch of any loader, and the data set it came from."""
+
+    def __init__(self) -> None:
+        self.dataset = 0
+        self.batch: Any = None
+
+    def find_dataset(self, leaf: torch.Tensor) -> int:
+        """Return the data set a tensor came from, or 0 where that is not known."""
+        if self.batch is None or leaf.layout != torch.strided:
+            return 0
+        address = leaf.data_ptr()
+        own = (each.data_ptr() for _, each in walk(self.batch) if each.layout == torch.strided)
+        return self.dataset if address in own else 0
+
+
+class Validation:
+    """Calls of one root without gradients and in train mode, between its training calls.
+
+    Three different batches in a row are a validation pass, and so is one batch that comes back in three gaps. Not
+    counted: what the model is trained on as well, one batch several times in a row (dropout as a sample), other shapes
+    than in training (generation), single samples, batches from the training data, refreshed batch statistics.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._calls = 0
+        self._gaps = 0
+        self._quiet: list[_Key] = []
+        self._line = ""
+        self._is_active = False
+        self._form: tuple[tuple[int, ...], torch.dtype] | None = None
+        self._trained: set[_Key] = set()
+        self._trained_on: set[int] = set()
+        self._gap_counts: dict[_Key, int] = {}
+        self._is_refreshing = False
+
+    def add_quiet(self, module: torch.nn.Module, args: Any, kwargs: Any, *, fed: Fed) -> None:
+        """Take a call without gradients."""
+        self._is_active = True
+        leaf = _first(args, kwargs)
+        if leaf is None or len(self._quiet) >= _MOST_KEYS:
+            return
+        if not self._quiet:
+            self._line = find_line()
+            self._is_refreshing = _is_refreshing(module)
+        if fed.find_dataset(leaf) not in self._trained_on:
+            self._quiet.append(_glance(leaf))
+
+    def close(self, args: Any, kwargs: Any, *, fed: Fed, may_judge: bool) -> dict[str, Any] | None:
+        """Take a training call, which ends a gap; return what was found in the gap."""
+        if self.is_done or (self._calls >= _FIRST_CALLS and not self._is_active):
+            return None
+        leaf = _first(args, kwargs)
+        if leaf is not None and self._calls < _FIRST_CALLS:
+            self._calls += 1
+            self._form = self._form or (tuple(leaf.shape[1:]), leaf.dtype)
+            if dataset := fed.find_dataset(leaf):
+                self._trained_on.add(dataset)
+        if not self._is_active:
+            return None
+        if leaf is not None and len(self._trained) < _MOST_KEYS:
+            self._trained.add(_glance(leaf))
+        quiet, self._quiet = self._quiet, []
+        if not quiet:
+            return None
+        self._gaps += 1
+        self.is_done = self._gaps >= _MOST_GAPS
+        found = self._judge(quiet) if may_judge and not self._is_refreshing else 0
+        if not found:
+            return None
+        self.is_done = True
+        return {"batches": found, "source": self._line}
+
+    def _judge(self, quiet: list[_Key]) -> int:
+        """Return how many batches make the gap a validation, or 0."""
+        different = list(dict.fromkeys(key for key in quiet if self._is_like_training(key)))
+        if not different or len(quiet) >= _BATCHES * len(set(quiet)):
+            return 0
+        if len(different) >= _BATCHES:
+            return len(different)
+        for key in different:
+            count = self._gap_counts[key] = self._gap_counts.get(key, 0) + 1
+            if count >= _BATCHES:
+                return count
+        return 0
+
+    def _is_like_training(self, key: _Key) -> bool:
+        return key not in self._trained and (key.shape[1:], key.dtype) == self._form and key.shape[0] > 1
+
+
+def _first(args: Any, kwargs: Any) -> torch.Tensor | None:
+    leaves: Iterable[tuple[str, torch.Tensor]] = walk((args, kwargs))
+    return next((leaf for _, leaf in leaves if leaf.dim() and leaf.numel()), None)
+
+
+def _glance(tensor: torch.Tensor) -> _Key:
+    with torch.no_grad():
+        flat = tensor.detach().reshape(-1)
+        values = tuple(flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist())
+    return _Key(tuple(tensor.shape), tensor.dtype, values)
+
+
+def _is_refreshing(module: torch.nn.Module) -> bool:
+    """Return whether batch statistics are being collected anew: their momentum is taken off for that."""
+    return any(isinstance(part, _BatchNorm) and part.momentum is None for part in module.modules())
