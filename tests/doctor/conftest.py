@@ -55,8 +55,11 @@ def judge(tmp_path, capsys):
         with contextlib.suppress(*([error] if error else [])), watch:
             train(*args)
         judged = Judged(clew.diagnose(str(watch.path)), watch.path)
-        live = [finding["id"] for finding in read_findings(watch.path / "rank0")]
+        judged.live = read_findings(watch.path / "rank0")
+        live = [finding["id"] for finding in judged.live if not finding["rule"].startswith("watch ")]
         stored = [finding.id for finding in judged.diagnosis.findings]
+        if settings.get("doctor") is False:
+            return judged
         assert live == stored, "the doctor says the same while the run goes on and afterwards"
         return judged
 

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clew.doctor.case import Case
 from clew.doctor.engine import Doctor, Looks, fold
+from clew.doctor.watchpoint import add_hits
 from clew.store.findings import append_findings, write_findings
 from clew.store.verdicts import read_verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from clew.capture.guard import Guard
     from clew.doctor.rule import Rule
+    from clew.doctor.watchpoint import Watcher
     from clew.model.finding import Diagnosis, Finding
     from clew.model.record import RunInfo, Site, StepRecord
     from clew.query import Run
@@ -27,28 +29,38 @@ _SHARE: Final = 0.02
 """Part of the run's time that looking may take; a look that would cost more waits until the run has paid for it."""
 
 
-def diagnose(run: Run | str | Path) -> Diagnosis:
+def diagnose(run: Run | str | Path, *, watch: str | Iterable[str] = ()) -> Diagnosis:
     """Return what the doctor says about a run: findings with the cause first, what was checked, what was not.
 
-    ``run``: an open run, or its path or name.
+    ``run``: an open run, or its path or name. ``watch``: watchpoints, whose hits come after the rules' findings.
     """
     from clew.api.read import open_run
     from clew.doctor.stored import diagnose as diagnose_stored
 
-    return diagnose_stored(open_run(run) if isinstance(run, (str, Path)) else run)
+    opened = open_run(run) if isinstance(run, (str, Path)) else run
+    return diagnose_stored(opened, watch=[watch] if isinstance(watch, str) else watch)
 
 
 class LiveDoctor:
     """A sink and an annex that feeds a case, lets the rules look now and then, and tells what is new, once."""
 
     def __init__(
-        self, rank_folder: Path, *, info: RunInfo, tell: Callable[[str], None], notes: NoteFile
+        self,
+        rank_folder: Path,
+        *,
+        info: RunInfo,
+        tell: Callable[[str], None],
+        notes: NoteFile,
+        rules: Sequence[Rule] | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         self._folder = rank_folder
         self._tell = tell
         self._notes = notes
+        self._watcher = watcher
+        self.on_hit: Callable[[str], None] | None = None
         self.case = Case(rank=info.rank, info=info)
-        self.doctor = Doctor(on_fault=self._report_fault)
+        self.doctor = Doctor(rules, on_fault=self._report_fault)
         self.guard: Guard | None = None
         self.diagnosis: Diagnosis | None = None
         self._told: set[tuple[str, str]] = set()
@@ -56,7 +68,7 @@ class LiveDoctor:
         self._is_due = False
         self._looks = Looks()
         self._waiting: deque[dict[str, Any]] = deque()
-        self._unwritten: list[dict[str, Any]] = []
+        self._unwritten: deque[dict[str, Any]] = deque()
         self._started = perf_counter()
         self._looking = self._last_look = 0.0
         self._was_alarmed = False
@@ -74,6 +86,8 @@ class LiveDoctor:
             if self._is_off:
                 return
             self.case.add(record)
+            if self._watcher is not None:
+                self._watch(self._watcher, record)
             self._is_due = self._looks.is_due(self.case, record) or self._is_due
             if self._is_due and self._may_look():
                 self._unwritten.append({"step": record.step, "kind": "look"})
@@ -95,6 +109,8 @@ class LiveDoctor:
             self.case.died = state == "died"
             self._look()
             self.diagnosis = self.doctor.diagnose()
+            if self._watcher is not None:
+                self.diagnosis = add_hits(self.diagnosis, [self._watcher])
             if self.diagnosis.findings or self._told:
                 write_findings(self._folder, [each.to_json() for each in self.diagnosis.findings])
         except Exception as error:  # noqa: BLE001 - ours to answer for
@@ -108,15 +124,25 @@ class LiveDoctor:
         self._waiting.append(note)
 
     def _take_notes(self, step: float) -> None:
-        if self._unwritten:
-            unwritten, self._unwritten = self._unwritten, []
-            self._notes.add_notes(unwritten)
+        # Records may come from the writer's thread while the training adds notes: take what is there, one by one.
+        unwritten = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
+        self._notes.add_notes(unwritten)
         while self._waiting and self._waiting[0]["step"] <= step:
             self.case.add_note(self._waiting.popleft())
 
     def add_media(self, step: int, name: str, data: bytes, suffix: str) -> None:
         """Keep a file in the run."""
         self._notes.add_media(step, name, data, suffix)
+
+    # ---------------------------------------------------------------- watchpoints
+
+    def _watch(self, watcher: Watcher, record: StepRecord) -> None:
+        """Judge the watchpoints; tell the first hit of each site, and do what was asked for."""
+        for hit in watcher.see(self.case, record):
+            finding = watcher.make_finding(hit)
+            self._tell(f"clew: {finding.rule} hit at step {finding.step}: {finding.title}")
+            if self.on_hit is not None:
+                self.on_hit(f"{finding.rule} hit at step {finding.step}")
 
     # ---------------------------------------------------------------- looking
 

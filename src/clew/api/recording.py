@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clew.capture.settings import Settings
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.session import TorchSession
+    from clew.doctor.watchpoint import Watcher
     from clew.model.record import RunInfo, StepRecord
     from clew.store.notes import NoteFile
     from clew.store.writer import Writer
@@ -40,6 +41,7 @@ class Recording:
         self._is_module = is_module
         self._command = command
         self._cwd = str(Path.cwd())
+        self._watcher = self._make_watcher()
         self._shown = choose_folder(settings.out, settings.name, title)
         # The script may change its working directory, and forked copies of it come through here, too.
         self.folder = self._shown.absolute()
@@ -92,7 +94,7 @@ class Recording:
         )
         self._crash.start()
         notes = NoteFile(self._writer.rank_folder)
-        self._doctor = self._make_doctor(notes) if self.settings.doctor else None
+        self._doctor = self._make_doctor(notes) if self.settings.doctor or self._watcher else None
         self._session = TorchSession(
             self.settings,
             self._writer if self._doctor is None else Tee(self._writer, self._doctor),
@@ -105,6 +107,7 @@ class Recording:
         self._writer.before_flush = self._session.recorder.hand_over_if_free
         if self._doctor is not None:
             self._doctor.guard = self._session.recorder.guard
+            self._doctor.on_hit = self._session.stop if self.settings.on_hit == "stop" else None
         explain_bad_steps(
             self._session.recorder, self._writer.rank_folder, tell=self.tell if self._is_script else None
         )
@@ -115,7 +118,22 @@ class Recording:
 
         assert self._writer is not None  # start() has made both
         assert self._info is not None
-        return LiveDoctor(self._writer.rank_folder, info=self._info, tell=self.tell, notes=notes)
+        return LiveDoctor(
+            self._writer.rank_folder,
+            info=self._info,
+            tell=self.tell,
+            notes=notes,
+            rules=None if self.settings.doctor else (),
+            watcher=self._watcher,
+        )
+
+    def _make_watcher(self) -> Watcher | None:
+        """Read the watchpoints before anything else happens: a wrong one is told, not recorded."""
+        if not self.settings.watch:
+            return None
+        from clew.doctor.watchpoint import Watcher
+
+        return Watcher(self.settings.watch)
 
     def tell(self, text: str) -> None:
         """Say something to the person who trains, on standard error."""

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 def configure(parser: Parser) -> None:
     """Add the run, the strictness and how to print."""
     add_run(parser)
+    parser.add_argument(
+        "--watch",
+        metavar="EXPR",
+        action="append",
+        default=[],
+        help="judge a watchpoint, too: 'fc*:grad l2>100'",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 1 when there are warnings")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = "Exit code: 0 healthy, 1 warnings with --strict, 2 errors."
@@ -27,7 +34,7 @@ def execute(args: Namespace) -> int:
     from clew.api.doctor import diagnose
 
     run = open_chosen(args)
-    diagnosis = diagnose(run)
+    diagnosis = diagnose(run, watch=args.watch)
     if args.json:
         from clew.render.json import dump
 

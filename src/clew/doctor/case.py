@@ -61,6 +61,8 @@ class Case:
         self._select = Selector().select
         self._layout: Any = None
         self._cache: dict[Any, Any] = {}
+        self.kept: dict[str, Any] = {}
+        """What somebody wants to keep with the case from step to step."""
         self._names: dict[str, Site] = {}
 
     # ---------------------------------------------------------------- filling

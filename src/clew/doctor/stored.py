@@ -9,11 +9,12 @@ import numpy as np
 
 from clew.doctor.case import Case
 from clew.doctor.engine import Doctor, Looks
+from clew.doctor.watchpoint import Watcher, add_hits
 from clew.model.record import Batch, Scalar, StepRecord
-from clew.model.schema import STAT_NAMES
+from clew.model.schema import KINDS, MODES, STAT_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,17 +29,19 @@ def diagnose(
     run: Run,
     *,
     rules: Sequence[Rule] | None = None,
-    on_record: Callable[[Case, StepRecord], None] | None = None,
+    watch: Iterable[str] = (),
 ) -> Diagnosis:
-    """Return what the rules say about a stored run; ``on_record`` is called with every step that is fed."""
+    """Return what the rules and watchpoints say about a stored run."""
     doctor = Doctor(rules)
+    texts = list(watch)
+    watchers = {rank: Watcher(texts) for rank in run.ranks} if texts else {}
     cases = [_open_case(run, rank) for rank in run.ranks]
     for case in cases:
         looks = Looks()
         looked = {note["step"] for note in run.notes("look", rank=case.rank)}
         for record in _feed(run, case):
-            if on_record is not None:
-                on_record(case, record)
+            if watchers:
+                watchers[case.rank].see(case, record, _histograms(run, case, record))
             # Live, looks are put off where they would cost too much: the same looks give the same answer.
             if record.step in looked if looked else looks.is_due(case, record):
                 doctor.look(case)
@@ -47,7 +50,23 @@ def diagnose(
     for case in cases:
         case.peers = tuple(cases) if len(cases) > 1 else ()
         doctor.look(case)
-    return doctor.diagnose()
+    return add_hits(doctor.diagnose(), watchers.values()) if watchers else doctor.diagnose()
+
+
+def _histograms(run: Run, case: Case, record: StepRecord) -> Callable[[int], NDArray[Any] | None]:
+    """Return a function from a row of a record to its histogram, read for all steps of a site at once."""
+
+    def find(row: int) -> NDArray[Any] | None:
+        site, kind = case.name(int(record.sites[row])), KINDS[int(record.kinds[row])]
+        ordinal, mode = int(record.ordinals[row]), MODES[int(record.modes[row])]
+        key = f"histograms {site} {kind} {ordinal} {mode}"
+        known: dict[int, NDArray[Any]] | None = case.kept.get(key)
+        if known is None:
+            steps, counts = run.histograms(site, kind, rank=case.rank, ordinal=ordinal, mode=mode)
+            known = case.kept[key] = dict(zip(steps.tolist(), counts, strict=True))
+        return known.get(record.step)
+
+    return find
 
 
 def _open_case(run: Run, rank: int) -> Case:

@@ -14,6 +14,7 @@ from clew.capture.torch.batches import BatchLens
 from clew.capture.torch.forward import ForwardLens
 from clew.capture.torch.optimizers import OptimizerLens
 from clew.capture.torch.patches import Patches
+from clew.capture.torch.policy import Policy
 from clew.capture.torch.probe_evaluation import EvaluationProbe
 from clew.capture.torch.probe_loop import Lens, make_loop_probes
 from clew.capture.torch.probe_objective import ObjectiveProbe
@@ -67,6 +68,9 @@ class TorchSession:
             EvaluationProbe(self.recorder),
             *make_loop_probes(self.recorder, self.optimizers, saved),
         )
+        self._policy = Policy(self.recorder, self.optimizers, on_nonfinite=settings.on_nonfinite, tell=tell)
+        if settings.on_nonfinite != "explain" or (settings.watch and settings.on_hit == "stop"):
+            self._lenses = (*self._lenses, self._policy)
         self._patches = Patches()
         given = list(models)
         if given:
@@ -116,6 +120,10 @@ class TorchSession:
                 self._roots.end_manual_step()
             self._switch_off()
         self.recorder.finish()
+
+    def stop(self, reason: str) -> None:
+        """End the script in its own thread, at its next step or model call; needs ``on_hit`` or ``on_nonfinite``."""
+        self._policy.stop(reason)
 
     def abandon(self) -> None:
         """Leave torch as it was found and write nothing: this is a forked copy of the process."""
