@@ -138,7 +138,7 @@ def test_an_array_of_a_file(script, capsys, tmp_path):
     ("target", "message", "next_step"),
     [
         ("{script}:make_modle", "no 'make_modle' in", "did you mean 'make_model'?"),
-        ("{script}", "names no model", "clew show tells of a run"),
+        ("{script}", "names no model", "model_script.py:make_model"),
         ("missing.py:Net", "no script 'missing.py'", "the path of a Python file"),
         ("{script}:needs_width", "cannot be called without arguments", "a function without arguments"),
         ("{script}:breaks", "raised ValueError: no such luck", "call it in Python"),

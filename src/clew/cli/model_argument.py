@@ -137,7 +137,7 @@ def _find_factory(text: str) -> Any:
     if not colon or not home or not name:
         raise UsageError(
             f"'{text}' names no model",
-            next_step="write it like train.py:make_model or package.models:Net; clew show tells of a run",
+            next_step="write it like train.py:make_model or package.models:Net",
         )
     module = _import_file(Path(home)) if home.endswith(".py") else _import_name(home)
     found: Any = module

@@ -84,5 +84,5 @@ def _line(row: Row, *, is_measured: bool) -> dict[str, Any]:
             mine = [stats for side, _, stats in told if side == kind]
             for name in SHOWN_STATS:
                 key = f"{kind.replace(' ', '_')}_{name}"
-                record[key] = ";".join(format_number(stats[name]) for stats in mine)
+                record[key] = ";".join(format_number(stats[name]) for stats in mine if name in stats)
     return record

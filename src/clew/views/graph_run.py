@@ -25,9 +25,17 @@ _NOTE: Final = "the edges of a recorded run show the order of execution, not the
 
 
 def graph_of_run(
-    run: Run, *, kind: str = "output", step: int | str | None = "latest", rank: int = 0
+    run: Run,
+    *,
+    kind: str = "output",
+    step: int | str | None = "latest",
+    rank: int = 0,
+    gradients: bool = False,
 ) -> Graph:
-    """Return the modules that ran, each with the statistics of a kind at a step; those of parameters are merged."""
+    """Return the modules that ran, each with the statistics of a kind at a step; those of parameters are merged.
+
+    ``gradients`` adds those of the gradients at the outputs, where they were recorded at the same step.
+    """
     modules = [site for site in run.sites if site.role == "module" and site.order >= 0]
     if not modules:
         raise UsageError(f"no module ran in {run.name}", next_step="record a model: clew run train.py")
@@ -35,7 +43,10 @@ def graph_of_run(
     inner = {site.parent for site in modules}
     leaves = sorted((site for site in modules if site.id not in inner), key=lambda site: site.order)
     stats, at = _read_stats(run, leaves, kind=kind, step=step, rank=rank)
-    return _Drawing(run, paths, leaves, stats).build(modules, kind, at)
+    drawing = _Drawing(run, paths, leaves, stats)
+    if gradients and len(run.stats(kind="grad_output", step=at, rank=rank)):
+        drawing.gradients, _ = _read_stats(run, leaves, kind="grad_output", step=at, rank=rank)
+    return drawing.build(modules, kind, at)
 
 
 def _name_paths(modules: Iterable[Site]) -> dict[int, str]:
@@ -98,6 +109,7 @@ class _Drawing:
         self.paths = paths
         self.leaves = leaves
         self.stats = stats
+        self.gradients: dict[int, dict[str, float]] = {}
         self.tensors: list[TensorNode] = []
         self.operations: list[Operation] = []
 
@@ -119,8 +131,12 @@ class _Drawing:
         number, path = len(self.operations), self.paths[leaf.id]
         held = [site for site in self.run.sites if site.parent == leaf.id and site.role in _ROLES]
         inputs = (*given, *(self._add(site, _ROLES[site.role]) for site in held))
-        needs_grad = any(site.trainable for site in held)
-        more: dict[str, Any] = {"producer": number, "stats": self.stats.get(leaf.id)}
+        needs_grad = any(site.trainable for site in held) or leaf.id in self.gradients
+        more: dict[str, Any] = {
+            "producer": number,
+            "stats": self.stats.get(leaf.id),
+            "grad_stats": self.gradients.get(leaf.id),
+        }
         output = self._add(leaf, "value", **more)
         self.operations.append(
             Operation(

@@ -304,14 +304,18 @@ def args_text(args: dict[str, Any]) -> str:
 
 def _totals(graph: Graph) -> KeyValues:
     parameter_bytes = sum(tensor.bytes for tensor in graph.tensors if tensor.role == "param")
+    # A recorded run knows its modules, not what their operations cost.
+    cost = (
+        ("multiply-adds", Cell(graph.macs, format="integer")),
+        ("bytes read and written", Cell(graph.bytes, format="bytes")),
+    )
     return KeyValues(
         (
             ("operations", Cell(len(graph.operations), format="integer")),
             ("parameters", Cell(graph.parameters, format="integer")),
             ("trainable", Cell(graph.trainable, format="integer")),
             ("size of parameters", Cell(parameter_bytes, format="bytes")),
-            ("multiply-adds", Cell(graph.macs, format="integer")),
-            ("bytes read and written", Cell(graph.bytes, format="bytes")),
+            *(cost if graph.bytes else ()),
         )
     )
 
@@ -334,7 +338,9 @@ def _statistics(rows: list[Row], *, is_wide: bool) -> list[Block]:
                 lines.append((Cell(label, "quiet"), *cells))
             else:
                 above, below = (label, "") if len(label) <= _LABEL else (f"  {side}", f"    {name}")
-                lines += [(Cell(above, "quiet"), *cells[:4]), (Cell(below, "quiet"), *cells[4:])]
+                lines.append((Cell(above, "quiet"), *cells[:4]))
+                if below or any(cell.value != "" for cell in cells[4:]):
+                    lines.append((Cell(below, "quiet"), *cells[4:]))
     return [Heading("values"), Table(_stat_columns(is_wide=is_wide), tuple(lines))]
 
 
@@ -351,7 +357,8 @@ def row_statistics(row: Row) -> Iterator[tuple[str, TensorNode, dict[str, float]
 
 def shown_stats(stats: dict[str, float]) -> dict[str, float]:
     """Return the numbers that are told of a tensor; those over finite values, and the counts of the others."""
-    shown = {name: stats[name] for name in ("min", "max", "mean", "std", "median")}
+    # A recorded run has no median: that would cost more than all its other numbers together.
+    shown: dict[str, float] = {name: stats[name] for name in SHOWN_STATS[:5] if name in stats}
     shown["zero"] = stats["zero"] / stats["count"] if stats["count"] else float("nan")
     shown["nan"] = stats["nan"]
     shown["inf"] = stats["pos_inf"] + stats["neg_inf"]
@@ -359,7 +366,7 @@ def shown_stats(stats: dict[str, float]) -> dict[str, float]:
 
 
 def _stat_cells(stats: dict[str, float]) -> list[Cell]:
-    cells = [Cell(stats[name]) for name in SHOWN_STATS[:5]]
+    cells = [Cell(stats.get(name, "")) for name in SHOWN_STATS[:5]]
     cells.append(Cell(stats["zero"] or "", "warn" if stats["zero"] == 1 else "plain", "share"))
     cells += [Cell(int(stats[name]) or "", "bad" if stats[name] else "plain") for name in ("nan", "inf")]
     return cells
