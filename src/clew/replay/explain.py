@@ -170,7 +170,7 @@ class Explainer:
 
 def run_in_copy(action: Callable[[], Verdict], *, step: int) -> Verdict:
     """Run an action in a forked copy of the process and return its verdict; the copy leaves no trace."""
-    _rest_openmp()
+    rest_openmp()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -224,7 +224,7 @@ def _bury(child: int) -> None:
     os.waitpid(child, 0)
 
 
-def _rest_openmp() -> None:
+def rest_openmp() -> None:
     """Send OpenMP's threads home before a fork: the copy would wait for threads that it does not have."""
     for library in _openmp_libraries():
         try:

@@ -51,7 +51,7 @@ class Rehearsal:
         self._adopts = adopts
         self._batch = {id(tensor) for tensor in batch}
         self.batch_size: int | None = None
-        self._path: list[str] = []
+        self._path: list[torch.nn.Module] = []
         self.lens = OpLens(role_of=self._role_of, site=self._site)
         self.symptom: Symptom | None = None
         self.losses: list[float] = []
@@ -105,12 +105,12 @@ class Rehearsal:
         def _call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._adopts:
                 self._adopt(module, (args, kwargs))
-            entry = self._registry.modules.get(id(module))
-            self._path.append(entry.name if entry is not None else type(module).__name__)
+            self._path.append(module)
             try:
                 output = original(module, *args, **kwargs)
             finally:
-                name = self._path.pop()
+                self._path.pop()
+            name = self._name_module(module)
             if type(output) is torch.Tensor and torch._C._current_autograd_node() is None:
                 self.prints.append((name, self.lens.fingerprint(output)))
             if self.on_call is not None:
@@ -163,12 +163,23 @@ class Rehearsal:
         if id(module) not in self._registry.modules:
             self._registry.add_tree(module)
         if not self._path:
-            batch = [leaf for _, leaf in walk(given) if leaf.grad_fn is None]
-            self._batch |= set(map(id, batch))
-            self.batch_size = int(batch[0].shape[0]) if batch and batch[0].dim() else None
+            self.add_batch(given)
+
+    def add_batch(self, given: Any) -> None:
+        """Take the tensors in a value that nothing has computed in this step as the batch."""
+        leaves = [leaf for _, leaf in walk(given) if leaf.grad_fn is None]
+        batch = [leaf for leaf in leaves if self.lens.writer_of(leaf) < 0 and not self._registry.owns(leaf)]
+        self._batch |= set(map(id, batch))
+        if batch:
+            self.batch_size = int(batch[0].shape[0]) if batch[0].dim() else None
 
     def _site(self) -> str:
-        return self._path[-1] if self._path else ""
+        return self._name_module(self._path[-1]) if self._path else ""
+
+    def _name_module(self, module: torch.nn.Module) -> str:
+        """Return a module's name as it is now: the first call of a model is what gives it one."""
+        entry = self._registry.modules.get(id(module))
+        return entry.name if entry is not None else type(module).__name__
 
     def _name(self, parameter: torch.Tensor) -> str:
         entry = self._registry.tensors.get(id(parameter))

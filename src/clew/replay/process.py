@@ -1,0 +1,103 @@
+"""A piece of work in a forked copy of this process, with an answer as plain data; the copy leaves no trace."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from clew.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Child:
+    """The side of the copy: silent until told otherwise, it ends with ``answer``."""
+
+    def __init__(self, writing: int) -> None:
+        self._writing = writing
+        self._pid = os.getpid()
+        self._terminal = [os.dup(descriptor) for descriptor in (0, 1, 2)]
+
+    def silence(self) -> None:
+        """Send what is printed from now on nowhere."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+    def speak(self) -> None:
+        """Give the terminal back."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        for descriptor, kept in enumerate(self._terminal):
+            os.dup2(kept, descriptor)
+
+    def answer(self, data: dict[str, Any]) -> NoReturn:
+        """Tell the waiting process and be gone, without a word to the script; a copy of the copy tells nothing."""
+        try:
+            rest = json.dumps(data, default=str).encode() if os.getpid() == self._pid else b""
+            while rest:
+                rest = rest[os.write(self._writing, rest) :]
+        finally:
+            os._exit(0)
+
+
+def run_in_child(action: Callable[[Child], object], *, is_loud: bool = False) -> dict[str, Any]:
+    """Fork, let the copy act, and return what it answered; empty when it ended without an answer."""
+    if not hasattr(os, "fork"):
+        raise UsageError("this system cannot fork a process, which executing a step again needs")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _live(action, Child(writing))
+    os.close(writing)
+    try:
+        return _listen(reading, pid, is_patient=is_loud)
+    finally:
+        os.close(reading)
+
+
+def _live(action: Callable[[Child], object], child: Child) -> NoReturn:
+    try:
+        # A crash here is none of the caller's: its stacks would end up in the wrong place.
+        faulthandler.disable()
+        child.silence()
+        action(child)
+    except BaseException as error:  # noqa: BLE001 - told to the process that waits
+        child.answer({"error": f"{type(error).__name__}: {error}"})
+    finally:
+        os._exit(1)
+
+
+def _listen(reading: int, pid: int, *, is_patient: bool) -> dict[str, Any]:
+    before = signal.getsignal(signal.SIGINT)
+    if is_patient:  # Ctrl-C is for the one who speaks with the copy
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pieces = []
+    try:
+        while piece := os.read(reading, 1 << 16):
+            pieces.append(piece)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(pid, 0)
+        if is_patient:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGINT, before)
+    try:
+        answer = json.loads(b"".join(pieces))
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

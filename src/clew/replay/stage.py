@@ -1,0 +1,232 @@
+"""A script on its way to one step: where the step begins, its execution under the lens, where it ends.
+
+The script runs as it always does; the stage listens to the recorder for the beginning and the end of steps and compares
+each with the recording. Nobody unwinds the script: when all is known the process answers and is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from clew.capture.schedule import Schedule
+from clew.capture.torch.patches import Patches
+from clew.replay.exactness import Comparison
+from clew.replay.rehearsal import Rehearsal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.session import TorchSession
+    from clew.replay.exactness import Recorded
+    from clew.replay.process import Child
+    from clew.replay.rehearsal import Symptom
+
+    Around = Callable[["Stage"], Callable[[], Any] | None]
+
+
+class ChosenSteps(Schedule):
+    """Records the steps that there is something to compare with, and no others."""
+
+    def __init__(self, steps: frozenset[int]) -> None:
+        super().__init__(every=1, budget=None, warmup_steps=0)
+        self._steps = steps
+
+    def is_due(self, step: int) -> bool:
+        """Return whether this step is recorded in full."""
+        return step in self._steps
+
+    def is_probed(self, step: int) -> bool:  # noqa: ARG002 - the interface of every schedule
+        """No rules look here."""
+        return False
+
+    def force(self, step: int, *, steps: int) -> None:
+        """A finding makes no difference: the comparison wants what the recording has."""
+
+
+class Stage:
+    """Executes a script up to the end of one step. ``around`` is called where that step begins."""
+
+    def __init__(
+        self,
+        session: TorchSession,
+        child: Child,
+        *,
+        step: int,
+        way: str,
+        recorded: Recorded,
+        around: Around | None,
+        is_last: bool,
+        is_loud: bool = False,
+    ) -> None:
+        self.session = session
+        self.recorder = session.recorder
+        self.step = step
+        self.way = way
+        self.so_far = Comparison()
+        """How the steps before this one, and at the end this one too, compare with the recording."""
+        self.rehearsal = Rehearsal(self.recorder.registry, on_symptom=self._show)
+        self.on_symptom: Callable[[Symptom], None] | None = None
+        """Called with each bad loss, gradient or parameter; the first one stays in ``rehearsal.symptom``."""
+        self.first_step = 0
+        self.reasons: list[str] = []
+        """Sentences about what may make this execution differ from the recorded one."""
+        self._child = child
+        self._recorded = recorded
+        self._around = around
+        self._after: Callable[[], Any] | None = None
+        self._is_last = is_last
+        self._is_loud = is_loud
+        self._is_live = False
+        self._is_over = False
+        self._depth = 0
+        self._first_symptom: Symptom | None = None
+        self._patches = Patches()
+
+    # ---------------------------------------------------------------- on the way
+
+    def attach(self) -> None:
+        """Listen to the recorder; called after its session has started."""
+        recorder = self.recorder
+        recorder.schedule = ChosenSteps(self._recorded.full_steps | {self.step})
+        recorder.due = recorder.schedule.is_due(recorder.step)
+        recorder.probing = False
+        recorder.on_bad = None
+        end_step, mark_end = recorder.end_step, recorder.mark_end
+
+        def ends(*, partial: bool = False) -> None:
+            self._before_end()
+            end_step(partial=partial)
+
+        def marks() -> None:
+            mark_end()
+            self._after_optimizer()
+
+        recorder.end_step, recorder.mark_end = ends, marks  # type: ignore[method-assign]
+        recorder.on_batch.append(self._take_batch)
+        self._patches.replace(torch.nn.Module, "_call_impl", self._make_call)
+
+    def _before_end(self) -> None:
+        recorder = self.recorder
+        if self._is_live:
+            self.finish()
+        if self.first_step <= recorder.step < self.step:
+            self.so_far.add_step(recorder, self._recorded)
+            if self.so_far.diverged_at and not self._is_last:
+                self._give_up()
+
+    def _after_optimizer(self) -> None:
+        """The optimizer has stepped: without a loader and with one optimizer, the next step begins right here."""
+        recorder = self.recorder
+        if self._is_live or recorder.flight.has_loader or len(self.session.optimizers.entries) > 1:
+            return
+        if recorder.step == self.step - 1:
+            recorder.before_event()
+            self._begin()
+
+    def _take_batch(self, _iterator: Any, batch: Any) -> None:
+        if self._is_live:
+            self.rehearsal.add_batch(batch)
+        elif self._is_here() and self.recorder.registry.modules:
+            self.rehearsal.add_batch(batch)
+            self._begin()
+
+    def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self._depth:
+                self._before_root((args, kwargs))
+            self._depth += 1
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return _call_impl
+
+    def _before_root(self, given: Any) -> None:
+        if not self._is_live and self.recorder.step == self.step - 1:
+            self.recorder.before_event()
+        if self._is_live or self._is_here():
+            self.rehearsal.add_batch(given)
+            self._begin()
+
+    def _is_here(self) -> bool:
+        return self.recorder.step == self.step and not self.recorder.closing
+
+    # ---------------------------------------------------------------- the step itself
+
+    def _begin(self) -> None:
+        if self._is_live or self._is_over:
+            return
+        self._is_live = True
+        try:
+            if self._is_loud:
+                self._child.speak()
+            self._after = self._around(self) if self._around is not None else None
+            self.rehearsal.install()
+            self.rehearsal.lens.__enter__()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001 - the script must not see it, and there is nothing to go on for
+            self._child.answer({"error": f"{type(error).__name__}: {error}", "way": self.way})
+
+    def _show(self, symptom: Symptom) -> None:
+        self._first_symptom = self._first_symptom or symptom
+        if self.on_symptom is not None:
+            self.on_symptom(symptom)
+
+    def fork(self, action: Callable[[], object] | None = None) -> int:
+        """Run an action in a copy of the process as it is now, wait, and return how it ended.
+
+        Without an action the copy goes on with the script: ``fork`` returns -1 there, and ``finish`` ends it.
+        """
+        pid = os.fork()
+        if pid:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if action is None:
+            return -1
+        try:
+            action()
+        finally:
+            os._exit(0)
+
+    def finish(self, *, error: str = "") -> NoReturn:
+        """End the execution here and now: compare, let ``after`` speak, answer."""
+        self._is_over = True
+        lens = self.rehearsal.lens
+        if _get_current_dispatch_mode() is lens:
+            lens.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.rehearsal.remove()
+        self.rehearsal.symptom = self._first_symptom
+        if self._is_live:
+            self.so_far.add_step(self.recorder, self._recorded, is_partial=True)
+        else:
+            error = error or f"the script ended in step {self.recorder.step}, before step {self.step}"
+        try:
+            result = self._after() if self._after is not None else None
+        except Exception as fault:  # noqa: BLE001 - told with the answer
+            result, error = None, error or f"{type(fault).__name__}: {fault}"
+        self._child.answer(self._describe(result, error))
+
+    def end(self, error: str) -> NoReturn:
+        """The script has come to its end; what it was in the middle of ends with it."""
+        if not self._is_live and self.recorder.closing:
+            self.recorder.end_step()
+        self.finish(error=error)
+
+    def _give_up(self) -> NoReturn:
+        self._child.answer(self._describe(None, ""))
+
+    def _describe(self, result: Any, error: str) -> dict[str, Any]:
+        return {
+            "way": self.way,
+            "from_step": self.first_step,
+            "exactness": self.so_far.exactness,
+            "diverged_at": self.so_far.diverged_at or self.so_far.close_at,
+            "compared": {"losses": self.so_far.losses, "hashes": self.so_far.hashes},
+            "reasons": self.reasons,
+            "was_executed": self._is_live,
+            "result": result,
+            "error": error,
+        }
