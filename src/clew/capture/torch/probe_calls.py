@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
-from clew.capture.torch.probe_functions import FunctionWatch, is_compiling_in_use
+from clew.capture.torch.probe_functions import FunctionWatch
 from clew.capture.torch.probe_sensitive import find_extreme_dropout, list_spectral_vectors
 
 if TYPE_CHECKING:
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
+    from clew.capture.torch.probe_functions import Look
     from clew.capture.torch.probe_modes import ModeProbe
     from clew.capture.torch.recorder import Call, Recorder
 
@@ -45,9 +46,11 @@ class CallProbe:
         self._seen: dict[int, _Seen] = {}
         self._norms: dict[str, list[int]] = {}
         self._told: set[str] = set()
+        self._functions = FunctionWatch()
 
     def install(self, patches: Patches) -> None:
         """Begin to look into calls."""
+        self._functions.install(patches)
         self.recorder.around = self._around
         patches.on_undo(self._let_go)
         patches.listen(self.recorder.on_call, self._see_call)
@@ -59,8 +62,8 @@ class CallProbe:
 
     # ---------------------------------------------------------------- root calls
 
-    def _around(self, module: torch.nn.Module) -> FunctionWatch | None:
-        """Return the watch for a root call that is worth it."""
+    def _around(self, module: torch.nn.Module) -> Look | None:
+        """Return the look into a root call that is worth it."""
         seen = self._seen.get(id(module))
         if seen is None or seen.ref() is not module:
             if self.modes.find(module) is None:
@@ -77,10 +80,10 @@ class CallProbe:
             seen.evaluating += 1
             if not seen.training:
                 self._scan_spectral(module, seen)
-        if self.recorder.in_backward or is_compiling_in_use() or _is_transformed():
+        if self.recorder.in_backward or _is_transformed():
             return None
         is_training, known = module.training, seen
-        return FunctionWatch(module, lambda facts: self._take(known, facts, is_training))
+        return self._functions.look(module, lambda facts: self._take(known, facts, is_training))
 
     def _take(self, seen: _Seen, facts: dict[str, Any], is_training: bool) -> None:
         """Keep what a function was called with; this runs inside the user's forward and must not raise."""

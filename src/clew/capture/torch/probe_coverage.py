@@ -47,17 +47,26 @@ class _Trained:
 class _Unheld:
     """A parameter with gradients that no optimizer holds: how it was when first seen, and how often since."""
 
-    __slots__ = ("count", "first", "ref", "version")
+    __slots__ = ("count", "first", "gradient", "ref", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.ref = weakref.ref(parameter)
         self.version = parameter._version
         self.first = _glance(parameter)
+        self.gradient: tuple[int, tuple[float, ...]] | None = None
         self.count = 0
 
     def is_unchanged(self, parameter: torch.Tensor) -> bool:
         """Return whether nobody has updated the parameter, not even through ``.data``."""
         return parameter._version == self.version and _glance(parameter) == self.first
+
+    def has_fresh_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return whether a backward has reached the parameter since this was last asked."""
+        gradient = parameter.grad
+        if gradient is None:
+            return False
+        before, self.gradient = self.gradient, (gradient._version, _glance(gradient))
+        return self.gradient != before
 
 
 class CoverageProbe:
@@ -70,7 +79,8 @@ class CoverageProbe:
         self.calls = CallLog()
         self._trained: dict[int, _Trained] = {}
         self._passes = 0
-        self._at = (-1, -1, -1)
+        self._made = 0
+        self._at = (-1, -1, -1, -1)
         self._holders: set[int] = set()
         self._unheld: dict[int, _Unheld] = {}
         self._told: set[str] = set()
@@ -81,6 +91,7 @@ class CoverageProbe:
         patches.listen(self.recorder.on_call, self._see_call)
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_pass, self._see_pass)
+        patches.listen(self.events.on_made, self._see_made)
         patches.listen(self.events.on_stepping, self._see_stepping)
         patches.listen(self.events.on_stepped, self._see_stepped)
         patches.on_undo(self._finish)
@@ -105,6 +116,9 @@ class CoverageProbe:
             for state in self._trained.values():
                 if not state.is_told:
                     state.never = [parameter for parameter in state.never if parameter.grad is None]
+
+    def _see_made(self, _optimizer: torch.optim.Optimizer) -> None:
+        self._made += 1
 
     def _see_stepping(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if not has_closure:
@@ -195,11 +209,13 @@ class CoverageProbe:
             self._tell_unheld([parameter for each in done if (parameter := each.ref()) is not None])
 
     def _refresh_holders(self) -> None:
-        """Look again who is held when there are more optimizers, groups or parameters than last time."""
+        """Look again who is held when there are other optimizers, groups or parameters than last time."""
         living = [entry.ref() for entry in self.optimizers.entries.values()]
         groups = [group["params"] for o in living if o is not None for group in o.param_groups]
         registry = self.recorder.registry
-        at = (len(living), sum(map(len, groups)), len(registry.tensors) + len(self.calls.strangers))
+        known_tensors = len(registry.tensors) + len(self.calls.strangers)
+        # A copy with an optimizer of its own, made anew in each step, leaves every other count as it was.
+        at = (self._made, len(living), sum(map(len, groups)), known_tensors)
         if at == self._at:
             return
         self._at = at
@@ -217,7 +233,7 @@ class CoverageProbe:
         parameter = each.ref()
         if parameter is None:
             del self._unheld[key]
-        elif parameter.grad is not None and parameter.requires_grad and parameter.numel():
+        elif parameter.requires_grad and parameter.numel() and each.has_fresh_gradient(parameter):
             if each.count < _SIGHTINGS and each.is_unchanged(parameter):
                 each.count += 1
             elif each.count < _SIGHTINGS:
@@ -290,10 +306,11 @@ class CoverageProbe:
         )
 
 
-def _glance(parameter: torch.Tensor) -> tuple[float, ...]:
-    """Return a few values of a parameter."""
+def _glance(tensor: torch.Tensor) -> tuple[float, ...]:
+    """Return a few values of a parameter or a gradient."""
     with torch.no_grad():
-        flat = parameter.detach().reshape(-1)
+        values = tensor.detach()
+        flat = (values._values() if values.is_sparse else values).reshape(-1)
         return tuple(flat[:: max(1, flat.numel() // 8)][:8].tolist())
 
 

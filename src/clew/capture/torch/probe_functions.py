@@ -1,115 +1,182 @@
-"""Sees functional dropout, attention and batch normalisation for the length of one root call.
+"""Sees functional dropout, attention and batch normalisation inside root calls, whatever name they were imported by.
 
-A mode of torch sees every function whatever name it was imported by. It is on in a model's first call of training and
-its first two of evaluation only, and never where code is compiled.
+The functions of ``torch.nn.functional`` all end in a few of torch's own; those are replaced by ones that look at their
+arguments and pass everything on. No mode of torch is used: a mode switches fused paths off and changes results.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch.jit._builtins
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from clew.capture.torch.probe_events import find_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
-_DROPOUTS: Final[dict[Any, tuple[str, int, int]]] = {
-    F.dropout: ("F.dropout", 1, 2),
-    F.dropout1d: ("F.dropout1d", 1, 2),
-    F.dropout2d: ("F.dropout2d", 1, 2),
-    F.dropout3d: ("F.dropout3d", 1, 2),
-    F.alpha_dropout: ("F.alpha_dropout", 1, 2),
-    F.feature_alpha_dropout: ("F.feature_alpha_dropout", 1, 2),
-    torch.dropout: ("torch.dropout", 1, 2),
+    from clew.capture.torch.patches import Patches
+
+    Facts = dict[str, Any]
+
+_DROPOUTS: Final = {
+    "dropout": "F.dropout",
+    "dropout_": "F.dropout",
+    "feature_dropout": "F.dropout2d",
+    "feature_dropout_": "F.dropout2d",
+    "alpha_dropout": "F.alpha_dropout",
+    "alpha_dropout_": "F.alpha_dropout",
+    "feature_alpha_dropout": "F.feature_alpha_dropout",
+    "feature_alpha_dropout_": "F.feature_alpha_dropout",
 }
-"""Name, position of the probability and of the switch among the arguments."""
+"""What ``torch.nn.functional`` calls, and what the user called."""
 
-_MOST_FRAMES: Final = 6
+_MOST_FRAMES: Final = 24
 
 
-class FunctionWatch(TorchFunctionMode):
-    """Passes every function on as it is, and tells of those that matter."""
+class _Thread(threading.local):
+    """The root call that one thread is in the middle of, if it is looked into."""
 
-    def __init__(self, module: torch.nn.Module, tell: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__()
-        self._module = module
+    look: Look | None = None
+
+
+class Look:
+    """Looks into one root call, as a context manager around it."""
+
+    __slots__ = ("_tell", "_thread", "module", "parts")
+
+    def __init__(self, thread: _Thread, module: torch.nn.Module, tell: Callable[[Facts], None]) -> None:
+        self._thread = thread
         self._tell = tell
-        self._known: set[int] | None = None
+        self.module = module
+        self.parts: dict[int, torch.nn.Module] = {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Look at a function that is about to run, and run it."""
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
-            self._see_dropout(func, args, kwargs)
-        elif func is F.scaled_dot_product_attention:
-            self._see_attention(args, kwargs)
-        elif func is F.batch_norm:
-            self._see_batch_norm(args, kwargs)
-        return func(*args, **kwargs)
+    def __enter__(self) -> None:
+        self.parts = {id(part): part for part in self.module.modules()}
+        self._thread.look = self
 
-    def _see_dropout(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name, at, switch = _DROPOUTS[func]
-        probability = _argument(args, kwargs, at, "p", 0.5)
-        is_on = bool(_argument(args, kwargs, switch, "train" if func is torch.dropout else "training", True))
-        if is_on and probability > 0:
-            self._report(name, probability)
+    def __exit__(self, *_: object) -> None:
+        self._thread.look = None
 
-    def _see_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        probability = _argument(args, kwargs, 4, "dropout_p", 0.0)
-        if probability > 0:
-            self._report("F.scaled_dot_product_attention", probability)
-
-    def _see_batch_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args[0] if args else kwargs.get("input")
-        if not isinstance(given, torch.Tensor) or given.dim() < 2 or not given.shape[1]:
+    def tell_dropout(self, name: str, probability: float) -> None:
+        """Tell of a dropout that is on, unless a part of the model that was switched on itself has called it."""
+        caller, owner = self._find_callers()
+        if owner is not None and owner.training and not self.module.training:
             return
-        if _argument(args, kwargs, 5, "training", False) and _find_caller() is None:
-            values = given.numel() // given.shape[1]
-            self._tell({"function": "F.batch_norm", "values": values, "source": find_line()})
+        if caller is not None and id(caller) in self.parts:
+            return
+        called = name if caller is None else f"nn.{type(caller).__name__}"
+        self._tell({"function": called, "p": float(probability), "source": find_line(caller)})
 
-    def _report(self, name: str, probability: float) -> None:
-        """Tell of a dropout that is on, unless a module of the model itself has switched it on."""
-        caller = _find_caller()
-        if caller is not None:
-            if self._known is None:
-                self._known = {id(module) for module in self._module.modules()}
-            if id(caller) in self._known:
-                return
-            name = f"nn.{type(caller).__name__}"
-        self._tell({"function": name, "p": float(probability), "source": find_line(caller)})
+    def tell_values(self, name: str, values: int) -> None:
+        """Tell how many values a normalisation by hand has; modules are seen without this."""
+        caller, _ = self._find_callers()
+        if caller is None:
+            self._tell({"function": name, "values": values, "source": find_line()})
+
+    def _find_callers(self) -> tuple[torch.nn.Module | None, torch.nn.Module | None]:
+        """Return the module of torch that called the function itself, and the nearest part of the model around it."""
+        frame: FrameType | None = sys._getframe(3)
+        caller: torch.nn.Module | None = None
+        is_direct = True
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                break
+            own = frame.f_locals.get("self")
+            if isinstance(own, torch.nn.Module):
+                if is_direct and type(own).__module__.startswith("torch."):
+                    caller = own
+                if id(own) in self.parts:
+                    return caller, own
+            is_direct = is_direct and (frame.f_globals is vars(F) or frame.f_globals is globals())
+            frame = frame.f_back
+        return caller, None
 
 
-def is_compiling_in_use() -> bool:
-    """Return whether something was given to torch.compile: a mode would make it compile again."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends: dict[int, Any] = getattr(frames, "cached_backends", {})
-    return any(backend is not None for backend in backends.values())
+class FunctionWatch:
+    """The replaced functions; they look while a root call is looked into and are a mere call more otherwise."""
+
+    def __init__(self) -> None:
+        self._thread = _Thread()
+
+    def install(self, patches: Patches) -> None:
+        """Replace the functions until the recording ends."""
+        for name, told in _DROPOUTS.items():
+            self._replace(patches, torch._VF, name, functools.partial(_see_dropout, told))
+        self._replace(patches, torch, "dropout", functools.partial(_see_dropout, "torch.dropout"))
+        self._replace(patches, torch, "batch_norm", _see_batch_norm)
+        self._replace(patches, F, "scaled_dot_product_attention", _see_attention)
+
+    def look(self, module: torch.nn.Module, tell: Callable[[Facts], None]) -> Look:
+        """Return a context manager for one root call; ``tell`` must not raise."""
+        return Look(self._thread, module, tell)
+
+    def _replace(
+        self, patches: Patches, owner: Any, name: str, see: Callable[[Look, tuple[Any, ...], Facts], None]
+    ) -> None:
+        thread, is_compiling = self._thread, torch.compiler.is_compiling
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            if thread.look is not None:
+                see(thread.look, args, kwargs)
+            return original(*args, **kwargs)
+
+        was_own = name in vars(owner)
+        setattr(owner, name, function)
+        _register(function, name)
+        patches.on_undo(lambda: _undo(owner, name, function, original if was_own else None))
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str, default: Any) -> Any:
+def _register(function: Any, name: str) -> None:
+    """Tell torch.jit that a function is one of torch's own: scripted models call it too."""
+    table = torch.jit._builtins._builtin_table
+    if table is not None:
+        table[id(function)] = f"aten::{name}"
+
+
+def _undo(owner: Any, name: str, ours: Any, original: Any) -> None:
+    if vars(owner).get(name) is not ours:
+        return
+    if original is None:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, original)
+    table = torch.jit._builtins._builtin_table
+    if table is not None:
+        # Made while ours was in place, the table knows ours alone.
+        table.pop(id(ours), None)
+        _register(getattr(owner, name), name)
+
+
+def _see_dropout(name: str, look: Look, args: tuple[Any, ...], kwargs: Facts) -> None:
+    probability = _argument(args, kwargs, 1, "p", 0.0)
+    if probability > 0 and _argument(args, kwargs, 2, "train", False):
+        look.tell_dropout(name, probability)
+
+
+def _see_attention(look: Look, args: tuple[Any, ...], kwargs: Facts) -> None:
+    probability = _argument(args, kwargs, 4, "dropout_p", 0.0)
+    if probability > 0:
+        look.tell_dropout("F.scaled_dot_product_attention", probability)
+
+
+def _see_batch_norm(look: Look, args: tuple[Any, ...], kwargs: Facts) -> None:
+    given = args[0] if args else kwargs.get("input")
+    if type(given) is not torch.Tensor or given.dim() < 2 or not given.shape[1]:
+        return
+    if _argument(args, kwargs, 5, "training", False):
+        look.tell_values("F.batch_norm", given.numel() // given.shape[1])
+
+
+def _argument(args: tuple[Any, ...], kwargs: Facts, at: int, name: str, default: Any) -> Any:
     return args[at] if len(args) > at else kwargs.get(name, default)
-
-
-def _find_caller() -> torch.nn.Module | None:
-    """Return the module of torch that called the function, or None where the user's own code did."""
-    frame = sys._getframe(2)
-    for _ in range(_MOST_FRAMES):
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-        file = frame.f_code.co_filename
-        if "torch" not in file or not file.endswith((".py",)):
-            return None
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, torch.nn.Module) and type(owner).__module__.startswith("torch."):
-            return owner
-        if not file.endswith(("functional.py", "overrides.py", "probe_functions.py")):
-            return None
-    return None
