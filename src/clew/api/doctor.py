@@ -58,7 +58,7 @@ class LiveDoctor:
         self._tell = tell
         self._notes = notes
         self._watcher = watcher
-        self.on_hit: Callable[[str], None] | None = None
+        self.on_hit: Callable[[Finding], None] | None = None
         self.case = Case(rank=info.rank, info=info)
         self.doctor = Doctor(rules, on_fault=self._report_fault)
         self.guard: Guard | None = None
@@ -142,7 +142,7 @@ class LiveDoctor:
             finding = watcher.make_finding(hit)
             self._tell(f"clew: {finding.rule} hit at step {finding.step}: {finding.title}")
             if self.on_hit is not None:
-                self.on_hit(f"{finding.rule} hit at step {finding.step}")
+                self.on_hit(finding)
 
     # ---------------------------------------------------------------- looking
 

@@ -67,13 +67,18 @@ def watch(model: Any = None, optimizer: Any = None, **settings: Any) -> Watch:
     ``model``: a module, a list or a dict of them, or None for every model that is called. ``optimizer``: one or
     several; optimizers made later or never named are found when they step. Settings are those of ``clew run``:
     ``every=10``, ``budget="3%"``, ``sites="layers.*"``, ``kinds="output,grad"``, ``out="runs"``, ``name="try"`` …
+    ``on_hit`` may also be a function that is called with the finding when a watchpoint fires.
     """
     chosen = load_settings(settings, origin="clew.watch")
+    on_hit = settings.get("on_hit")
     models = _name_models(model)
     optimizers = _as_list(optimizer)
     _check_types(models, optimizers)
     recording = Recording(
-        chosen, command=list(sys.argv), title=chosen.name or Path(sys.argv[0]).stem or "watch"
+        chosen,
+        command=list(sys.argv),
+        title=chosen.name or Path(sys.argv[0]).stem or "watch",
+        on_hit=on_hit if callable(on_hit) else None,
     )
     return Watch(recording, models, optimizers)
 

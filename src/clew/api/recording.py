@@ -8,17 +8,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clew.api.acting import choose_action
 from clew.api.folder import choose_folder, close_meeting, give_back
 from clew.capture import provenance
 from clew.errors import ClewError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clew.api.doctor import LiveDoctor
     from clew.capture.crash import CrashWatch
     from clew.capture.settings import Settings
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.session import TorchSession
     from clew.doctor.watchpoint import Watcher
+    from clew.model.finding import Finding
     from clew.model.record import RunInfo, StepRecord
     from clew.store.notes import NoteFile
     from clew.store.writer import Writer
@@ -35,6 +39,7 @@ class Recording:
         title: str,
         is_script: bool = False,
         is_module: bool = False,
+        on_hit: Callable[[Finding], None] | None = None,
     ) -> None:
         self.settings = settings
         self._is_script = is_script
@@ -42,6 +47,7 @@ class Recording:
         self._command = command
         self._cwd = str(Path.cwd())
         self._watcher = self._make_watcher()
+        self._on_hit = on_hit or choose_action(settings)
         self._shown = choose_folder(settings.out, settings.name, title)
         # The script may change its working directory, and forked copies of it come through here, too.
         self.folder = self._shown.absolute()
@@ -103,11 +109,12 @@ class Recording:
             models=models,
             optimizers=optimizers,
             annex=self._doctor or notes,
+            on_hit=self._on_hit,
         )
         self._writer.before_flush = self._session.recorder.hand_over_if_free
         if self._doctor is not None:
             self._doctor.guard = self._session.recorder.guard
-            self._doctor.on_hit = self._session.stop if self.settings.on_hit == "stop" else None
+            self._doctor.on_hit = self._session.policy.take_hit if self.settings.on_hit != "log" else None
         explain_bad_steps(
             self._session.recorder, self._writer.rank_folder, tell=self.tell if self._is_script else None
         )
@@ -193,6 +200,7 @@ class Recording:
         recorder = self.session.recorder
         schedule = recorder.schedule
         notes = [f"not seen: {site}: {why}" for site, why in recorder.unseen.items()]
+        notes += self.session.policy.tell_all()
         if schedule.thinned:
             total = schedule.recorded + schedule.thinned
             how = (
@@ -222,6 +230,7 @@ class Recording:
                 cost_share=self._progress.cost_share,
                 size_bytes=folder_bytes(self.folder),
                 faults=recorder.guard.total,
+                remarks=self.session.policy.tell_all(),
                 findings=summarise(diagnosis.findings) if diagnosis is not None else (),
             )
         )

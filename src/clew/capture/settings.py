@@ -26,6 +26,9 @@ ENVIRONMENT_PREFIX: Final = "CLEW_"
 _NOT_SETTINGS: Final = ("CLEW_CHECKS", "CLEW_KERNEL")
 """Variables of clew that are no settings of a run: taps in the user's code off, the way statistics are computed."""
 
+HIT_ACTIONS: Final = ("log", "snapshot", "pause", "stop")
+"""What a watchpoint that fires may do; a function of one's own can be given in Python only."""
+
 _OFF: Final = ("off", "none", "no", "unlimited")
 
 
@@ -265,12 +268,13 @@ def parse_watch(value: object) -> tuple[str, ...]:
 def parse_on_hit(value: object) -> str:
     """Return what a watchpoint that fires does."""
     word = str(value).strip().lower()
-    if word in ("log", "stop"):
+    if callable(value) or word == "call":
+        return "call"
+    if word in HIT_ACTIONS:
         return word
-    if word in ("snapshot", "pause"):
-        raise UsageError(f"'{word}' is not possible yet", next_step="write log or stop")
+    listed = ", ".join(HIT_ACTIONS)
     raise UsageError(
-        f"{value!r} is no action", next_step=suggest(word, ("log", "stop")) or "write log or stop"
+        f"{value!r} is no action", next_step=suggest(word, HIT_ACTIONS) or f"write one of {listed}"
     )
 
 

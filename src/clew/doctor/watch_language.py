@@ -5,6 +5,7 @@
     *:output nan > 0 or abs_max > 1e4
     @ReLU:output zero_percentage >= 99
     *:grad l2 > 10 * prev.l2
+    loss:scalar value > 10
     weight_change_too_large(abs_mean_update_ratio_gt=1)
 
 Python's own parser reads the expression; only numbers, names of statistics, comparisons, arithmetic, and/or/not and
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clew.doctor.watch_condition import ANY, CONDITIONS, Condition, choose_parameters
-from clew.doctor.watch_rows import WORDS
+from clew.doctor.watch_rows import SCALAR_WORDS, WORDS
 from clew.errors import UsageError, suggest
 from clew.model.glob import compile_globs, split_patterns, translate
 from clew.model.schema import KINDS
@@ -30,7 +31,9 @@ from clew.model.schema import KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clew.doctor.watch_rows import StepRows
+    from clew.doctor.watch_rows import ScalarRows, StepRows
+
+    Rows = StepRows | ScalarRows
 
 _LONGEST: Final = 500
 _COMPARE: Final[dict[type, tuple[str, Callable[[Any, Any], Any]]]] = {
@@ -40,6 +43,9 @@ _COMPARE: Final[dict[type, tuple[str, Callable[[Any, Any], Any]]]] = {
 _ARITHMETIC: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: np.divide,
 }  # fmt: skip
+SCALAR: Final = "scalar"
+"""Stands for the kind where a watchpoint is about numbers of the step, by name: loss, lr, time.data …"""
+
 _COUNTS_OF_BAD: Final = {"nan", "pos_inf", "neg_inf", "inf", "nonfinite"}
 """An expression that asks for these judges tensors with NaN or infinity, others do not."""
 
@@ -80,9 +86,16 @@ def parse_watch(text: str) -> Watch:
     if found is not None:
         condition, given = found
         sites, types, kinds = _parse_place(where, condition.kinds, text)
+        if kinds == (SCALAR,):
+            raise UsageError(
+                "conditions judge tensors, not the numbers of a step",
+                where=text,
+                next_step="compare its value: loss:scalar value > 10",
+            )
         return Watch(text, sites, types, kinds, condition, choose_parameters(condition, given))
     sites, types, kinds = _parse_place(where, ANY, text)
-    names = frozenset(_check(tree, text, is_truth=True))
+    words = SCALAR_WORDS if kinds == (SCALAR,) else WORDS
+    names = frozenset(_check(tree, text, words, is_truth=True))
     return Watch(text, sites, types, kinds, expression=tree, names=names)
 
 
@@ -96,14 +109,17 @@ def _parse_place(
     where: str, kinds: tuple[str, ...], text: str
 ) -> tuple[Callable[[str], bool], Callable[[str], bool] | None, tuple[str, ...]]:
     sites, _, wanted = where.rpartition(":") if where else ("*", "", "")
-    if wanted and wanted != "*":
+    if wanted == SCALAR:
+        kinds = (SCALAR,)
+    elif wanted and wanted != "*":
         listed = split_patterns(wanted.strip("{}"))
         for kind in listed:
             if kind not in KINDS:
                 raise UsageError(
                     f"unknown kind '{kind}'",
                     where=text,
-                    next_step=suggest(kind, KINDS) or f"known kinds: {', '.join(KINDS)}",
+                    next_step=suggest(kind, (*KINDS, SCALAR))
+                    or f"known kinds: {', '.join((*KINDS, SCALAR))}",
                 )
         kinds = listed
     if sites.startswith("@"):
@@ -157,24 +173,24 @@ def _number(node: ast.expr) -> float:
     raise UsageError(f"'{ast.unparse(node)}' is no number", next_step="write a plain number, such as 1e-9")
 
 
-def _check(node: ast.expr, text: str, *, is_truth: bool = False) -> list[str]:
+def _check(node: ast.expr, text: str, words: tuple[str, ...], *, is_truth: bool = False) -> list[str]:
     """Return the names an expression asks for; raises for everything that is not of the language."""
     if isinstance(node, ast.BoolOp):
-        return [name for part in node.values for name in _check(part, text, is_truth=True)]
+        return [name for part in node.values for name in _check(part, text, words, is_truth=True)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return _check(node.operand, text, is_truth=True)
+        return _check(node.operand, text, words, is_truth=True)
     if isinstance(node, ast.Compare) and all(type(each) in _COMPARE for each in node.ops):
-        return [name for part in (node.left, *node.comparators) for name in _check(part, text)]
+        return [name for part in (node.left, *node.comparators) for name in _check(part, text, words)]
     if not is_truth:
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            return _check(node.left, text) + _check(node.right, text)
+            return _check(node.left, text, words) + _check(node.right, text, words)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return _check(node.operand, text)
+            return _check(node.operand, text, words)
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
             return []
     name = _name_of(node)
     if name is not None:
-        return [_check_name(name, text, is_truth=is_truth)]
+        return [_check_name(name, text, words, is_truth=is_truth)]
     raise UsageError(
         f"'{ast.unparse(node)}' is not part of the language of watchpoints",
         where=text,
@@ -190,22 +206,22 @@ def _name_of(node: ast.expr) -> str | None:
     return None
 
 
-def _check_name(name: str, text: str, *, is_truth: bool) -> str:
+def _check_name(name: str, text: str, words: tuple[str, ...], *, is_truth: bool) -> str:
     plain = name.removeprefix("prev.")
-    if plain not in WORDS or is_truth:
-        hint = suggest(plain, (*WORDS, *CONDITIONS, "unchanged"))
+    if plain not in words or is_truth:
+        hint = suggest(plain, (*words, *CONDITIONS, "unchanged"))
         what = (
-            f"'{name}' alone is neither true nor false" if plain in WORDS else f"unknown statistic '{plain}'"
+            f"'{name}' alone is neither true nor false" if plain in words else f"unknown statistic '{plain}'"
         )
         raise UsageError(
             what,
             where=text,
-            next_step=f"compare it: {name} > 0" if plain in WORDS else hint or f"known: {', '.join(WORDS)}",
+            next_step=f"compare it: {name} > 0" if plain in words else hint or f"known: {', '.join(words)}",
         )
     return name
 
 
-def evaluate(node: ast.expr, rows: StepRows) -> Any:
+def evaluate(node: ast.expr, rows: Rows) -> Any:
     """Return the value of an expression for every row: numbers or truth values."""
     if isinstance(node, ast.BoolOp):
         parts = [evaluate(part, rows) for part in node.values]
@@ -228,7 +244,7 @@ def evaluate(node: ast.expr, rows: StepRows) -> Any:
     return rows.column(name)
 
 
-def explain(node: ast.expr, rows: StepRows, row: int) -> dict[str, dict[str, float]]:
+def explain(node: ast.expr, rows: Rows, row: int) -> dict[str, dict[str, float]]:
     """Return the comparisons that are true for a row, each with its preset and its actual value."""
     if isinstance(node, ast.BoolOp):
         return {key: value for part in node.values for key, value in explain(part, rows, row).items()}

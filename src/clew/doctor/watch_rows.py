@@ -9,11 +9,11 @@ import numpy as np
 from clew.model.schema import HIST_LOW_EXPONENT, HIST_MAGNITUDES, KIND_INDEX, STAT_INDEX, STAT_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from clew.model.record import StepRecord
+    from clew.model.record import Scalar, StepRecord
 
     Column = NDArray[np.float64]
 
@@ -28,6 +28,9 @@ DERIVED: Final = {
 """Numbers that follow from the recorded statistics, and what they are."""
 
 WORDS: Final = (*STAT_NAMES, *DERIVED)
+
+SCALAR_WORDS: Final = ("value", "nonfinite")
+"""What can be asked of a number of a step, such as the loss or the learning rate."""
 
 
 class StepRows:
@@ -129,6 +132,37 @@ class StepRows:
             found: NDArray[Any] = self._hists[row]
             return found
         return None if self._histogram is None else self._histogram(row)
+
+
+class ScalarRows:
+    """The numbers of a step (loss, lr, times …) as rows; one that was not there in the step before is NaN there."""
+
+    def __init__(self, scalars: Sequence[Scalar], before: Mapping[tuple[str, int], float]) -> None:
+        self.scalars = scalars
+        self._value = np.array([scalar.value for scalar in scalars], np.float64)
+        self._previous = np.array([before.get((each.name, each.ordinal), np.nan) for each in scalars])
+
+    def __len__(self) -> int:
+        return len(self.scalars)
+
+    @property
+    def is_bad(self) -> NDArray[np.bool_]:
+        """Which numbers are NaN or infinite."""
+        bad: NDArray[np.bool_] = ~np.isfinite(self._value)
+        return bad
+
+    @property
+    def has_previous(self) -> NDArray[np.bool_]:
+        """Which numbers were there in the step before."""
+        known: NDArray[np.bool_] = ~np.isnan(self._previous)
+        return known
+
+    def column(self, name: str) -> Column:
+        """Return the values, those of the step before, or 1 where they are not finite."""
+        values = self._previous if name.startswith("prev.") else self._value
+        if name.endswith("nonfinite"):
+            return (~np.isfinite(values)).astype(np.float64)
+        return values
 
 
 def _ratio_of_update(rows: StepRows) -> Column:

@@ -8,8 +8,8 @@ import numpy as np
 
 from clew.doctor.engine import join_ranks
 from clew.doctor.watch_condition import RECOMMENDED, judge_condition
-from clew.doctor.watch_language import Watch, evaluate, explain, parse_watch
-from clew.doctor.watch_rows import StepRows
+from clew.doctor.watch_language import SCALAR, Watch, evaluate, explain, parse_watch
+from clew.doctor.watch_rows import ScalarRows, StepRows
 from clew.model.finding import Diagnosis, Finding, NotChecked
 from clew.model.schema import KIND_INDEX, KINDS
 
@@ -60,6 +60,9 @@ class Watcher:
         self._before: StepRows | None = None
         self._layout: Any = None
         self._chosen: list[NDArray[np.intp]] = []
+        self._numbers: dict[tuple[str, int], float] = {}
+        self.matched: set[int] = set()
+        """Watchpoints that something recorded fits."""
         self.steps = 0
 
     def see(
@@ -69,23 +72,24 @@ class Watcher:
         histogram: Callable[[int], NDArray[Any] | None] | None = None,
     ) -> list[Hit]:
         """Judge a step; return the hits at sites that had none before."""
+        fresh = self._see_scalars(case, record) if record.scalars else []
         if not len(record):
-            return []
+            return fresh
         self.steps += 1
         rows = StepRows(record, self._before, histogram=histogram)
         if self._layout is not record.sites:
             self._layout = record.sites
             self._chosen = [self._choose(case, watch, rows) for watch in self.watches]
-        fresh: list[Hit] = []
         for number, watch in enumerate(self.watches):
-            fresh += self._judge(number, watch, case, rows)
+            if watch.kinds != (SCALAR,):
+                fresh += self._judge(number, watch, case, rows)
         rows.forget_previous()
         self._before = rows
         return fresh
 
     def _choose(self, case: Case, watch: Watch, rows: StepRows) -> NDArray[np.intp]:
         """Return the rows of a layout that a watchpoint looks at."""
-        kinds = {KIND_INDEX[kind] for kind in watch.kinds}
+        kinds = {KIND_INDEX[kind] for kind in watch.kinds if kind != SCALAR}
         fits = {site: _is_wanted(case, watch, site) for site in set(rows.sites.tolist())}
         pairs = zip(rows.sites.tolist(), rows.kinds.tolist(), strict=True)
         return np.array(
@@ -94,6 +98,8 @@ class Watcher:
 
     def _judge(self, number: int, watch: Watch, case: Case, rows: StepRows) -> list[Hit]:
         chosen = self._chosen[number]
+        if len(chosen):
+            self.matched.add(number)
         if not len(chosen) or (watch.condition is not None and watch.condition.first_only and rows.step > 0):
             return []
         may_judge = np.zeros(len(rows), bool)
@@ -133,13 +139,36 @@ class Watcher:
         self, number: int, case: Case, rows: StepRows, row: int, values: dict[str, dict[str, float]]
     ) -> list[Hit]:
         site, kind = case.name(int(rows.sites[row])), KINDS[int(rows.kinds[row])]
-        key = (number, site, kind)
+        return self._keep_hit(Hit(number, rows.step, site, kind, case.rank, values))
+
+    def _keep_hit(self, hit: Hit) -> list[Hit]:
+        key = (hit.watch, hit.site, hit.kind)
         count, _ = self.counts.get(key, (0, 0))
-        self.counts[key] = (count + 1, rows.step)
+        self.counts[key] = (count + 1, hit.step)
         if key in self.hits or len(self.hits) >= _MOST_SITES:
             return []
-        self.hits[key] = Hit(number, rows.step, site, kind, case.rank, values)
-        return [self.hits[key]]
+        self.hits[key] = hit
+        return [hit]
+
+    def _see_scalars(self, case: Case, record: StepRecord) -> list[Hit]:
+        """Judge the numbers of a step: every step has them, also one that is not recorded in full."""
+        fresh: list[Hit] = []
+        rows = ScalarRows(record.scalars, self._numbers)
+        for number, watch in enumerate(self.watches):
+            if watch.kinds != (SCALAR,) or watch.expression is None:
+                continue
+            wanted = np.array([watch.is_site(each.name) for each in record.scalars])
+            if wanted.any():
+                self.matched.add(number)
+            fires = evaluate(watch.expression, rows) & wanted
+            if not watch.judges_bad:
+                fires = fires & ~rows.is_bad
+            for row in np.flatnonzero(fires).tolist():
+                values = explain(watch.expression, rows, row)
+                name = rows.scalars[row].name
+                fresh += self._keep_hit(Hit(number, record.step, name, SCALAR, case.rank, values))
+        self._numbers = {(each.name, each.ordinal): each.value for each in record.scalars}
+        return fresh
 
     def _excuse(self, number: int, case: Case, rows: StepRows, which: NDArray[np.bool_], why: str) -> None:
         for row in np.flatnonzero(which).tolist():
@@ -175,10 +204,12 @@ class Watcher:
             NotChecked(f"W{number + 1}", f"{place} at step {step} and {count - 1} more times: {why}")
             for (number, why), (step, place, count) in self.unjudged.items()
         ]
-        for number, watch in enumerate(self.watches):
-            if not self.steps:
-                found.append(NotChecked(f"W{number + 1}", f"no step was recorded for '{watch.text}'"))
-        return found
+        why = "nothing that was recorded fits" if self.steps or self._numbers else "no step was recorded for"
+        return found + [
+            NotChecked(f"W{number + 1}", f"{why} '{watch.text}'")
+            for number, watch in enumerate(self.watches)
+            if number not in self.matched
+        ]
 
 
 def _is_wanted(case: Case, watch: Watch, number: int) -> bool:
@@ -207,7 +238,7 @@ def add_hits(diagnosis: Diagnosis, watchers: Iterable[Watcher]) -> Diagnosis:
     unjudged: list[NotChecked] = []
     for watcher in watchers:
         hits += watcher.findings()
-        judged += [f"W{number + 1}" for number in range(len(watcher.watches)) if watcher.steps]
+        judged += [f"W{number + 1}" for number in sorted(watcher.matched)]
         unjudged += watcher.not_checked()
     return Diagnosis(
         (*diagnosis.findings, *join_ranks(hits)),

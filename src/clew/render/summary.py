@@ -21,12 +21,13 @@ def format_summary(
     cost_share: float | None = None,
     size_bytes: int | None = None,
     faults: int = 0,
+    remarks: Sequence[str] = (),
     findings: Sequence[str] = (),
 ) -> str:
     """Return the summary of an ended run; each line starts with ``clew:`` to tell it from the script's.
 
-    ``worst_site`` is a site with what is wrong there, such as ``fc1 (NaN in grad at step 12)``, or empty; ``findings``
-    are lines about what the doctor found.
+    ``worst_site`` is a site with what is wrong there, such as ``fc1 (NaN in grad at step 12)``, or empty; ``remarks``
+    say what clew did on request, ``findings`` what the doctor found.
     """
     size = [format_bytes(size_bytes)] if size_bytes is not None else []
     lines = ["recorded " + ", ".join([str(path), *size])]
@@ -37,6 +38,7 @@ def format_summary(
     facts += [f"cost of clew {format_share(cost_share)}"] if cost_share is not None else []
     lines.append(", ".join(facts))
     lines += [f"worst site: {worst_site}"] if worst_site else []
+    lines += remarks
     lines += findings
     lines += [f"{_count(faults, 'fault')} inside clew itself; training was not touched"] if faults else []
     lines.append(f"next: clew {'doctor' if findings else 'show'} {path.name}")

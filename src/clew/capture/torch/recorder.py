@@ -149,6 +149,10 @@ class Recorder:
         """Probes: called with the exception that ends the training."""
         self.on_loss: list[Callable[[torch.Tensor], None]] = []
         """Probes: called with each root of a backward pass before it runs, its graph still whole."""
+        self.on_end: list[Callable[[], None]] = []
+        """Called in the training's own thread after a step has ended and before the next one begins."""
+        self.prompt = False
+        """Whether each step is handed over at once: somebody acts on it."""
 
     # ---------------------------------------------------------------- rows
 
@@ -275,6 +279,8 @@ class Recorder:
         """Called by whatever cannot belong to a step whose optimizer has stepped: that step ends first."""
         if self.closing:
             self.end_step()
+            if self.on_end:
+                self.ask(self.on_end)
 
     def mark_end(self) -> None:
         """An optimizer has stepped: the step ends here unless another optimizer follows at once."""
@@ -321,7 +327,8 @@ class Recorder:
         self._clear()
         cost = phases[CLEW]
         self.schedule.account(self.step, was_due=was_due, wall_seconds=sum(phases), cost_seconds=cost)
-        if len(self._backlog) >= _LONGEST_BACKLOG or perf_counter() - self._handed_over_at > _BACKLOG_SECONDS:
+        waited = perf_counter() - self._handed_over_at > _BACKLOG_SECONDS
+        if self.prompt or waited or len(self._backlog) >= _LONGEST_BACKLOG:
             self.hand_over()
 
     @take_turns

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from clew.capture.settings import Settings
+    from clew.model.finding import Finding
     from clew.model.record import StepRecord
     from clew.model.sink import Annex, Sink
 
@@ -47,6 +48,7 @@ class TorchSession:
         models: Iterable[tuple[str, torch.nn.Module]] = (),
         optimizers: Iterable[torch.optim.Optimizer] = (),
         annex: Annex | None = None,
+        on_hit: Callable[[Finding], None] | None = None,
     ) -> None:
         self._annex = annex
         self.recorder = Recorder(settings, sink, tell=tell, on_step=on_step)
@@ -68,9 +70,9 @@ class TorchSession:
             EvaluationProbe(self.recorder),
             *make_loop_probes(self.recorder, self.optimizers, saved),
         )
-        self._policy = Policy(self.recorder, self.optimizers, on_nonfinite=settings.on_nonfinite, tell=tell)
-        if settings.on_nonfinite != "explain" or (settings.watch and settings.on_hit == "stop"):
-            self._lenses = (*self._lenses, self._policy)
+        self.policy = Policy(self.recorder, self.optimizers, settings=settings, tell=tell, act=on_hit)
+        if self.policy.is_wanted:
+            self._lenses = (*self._lenses, self.policy)
         self._patches = Patches()
         given = list(models)
         if given:
@@ -120,10 +122,7 @@ class TorchSession:
                 self._roots.end_manual_step()
             self._switch_off()
         self.recorder.finish()
-
-    def stop(self, reason: str) -> None:
-        """End the script in its own thread, at its next step or model call; needs ``on_hit`` or ``on_nonfinite``."""
-        self._policy.stop(reason)
+        self.policy.act_last()
 
     def abandon(self) -> None:
         """Leave torch as it was found and write nothing: this is a forked copy of the process."""
