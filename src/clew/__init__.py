@@ -23,6 +23,7 @@ _HOMES = {
     "log_image": "clew.api.media",
     "log_figure": "clew.api.media",
     "log_histogram": "clew.api.media",
+    "plot": "clew.api.plot",
     "open_checkpoint": "clew.api.checkpoint",
     "diff_checkpoints": "clew.api.checkpoint",
     "scan_checkpoint": "clew.api.checkpoint",

@@ -10,7 +10,7 @@ from clew.errors import UsageError
 from clew.model.png import encode_png
 from clew.render.canvas import Canvas
 from clew.render.svg import HEAD
-from clew.views.scene import LIGHT, Rect, Words
+from clew.views.scene import LIGHT, Line, Rect, Words
 from clew.views.text_width import measure_text
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ def _draw(canvas: Canvas, shape: Shape, scale: float) -> None:
         _draw_rect(canvas, shape, scale)
     elif isinstance(shape, Words):
         _draw_words(canvas, shape, scale)
+    elif isinstance(shape, Line):
+        points = [(x * scale, y * scale) for x, y in shape.points]
+        canvas.draw_line(points, width=shape.width * scale, color=_resolve(shape.color))
     else:
         _draw_wire(canvas, shape, scale)
 

@@ -6,7 +6,7 @@ import itertools
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from clew.views.scene import LIGHT, Rect, Wire, Words
+from clew.views.scene import LIGHT, Line, Rect, Wire, Words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -53,6 +53,8 @@ def _render(shape: Shape, resolve: Callable[[str], str], *, tips: bool) -> str:
         return _render_rect(shape, resolve, tip=shape.tip if tips else "")
     if isinstance(shape, Words):
         return _render_words(shape, resolve)
+    if isinstance(shape, Line):
+        return _render_line(shape, resolve, tip=shape.tip if tips else "")
     return _render_wire(shape, resolve, tip=shape.tip if tips else "")
 
 
@@ -91,6 +93,12 @@ def _render_wire(wire: Wire, resolve: Callable[[str], str], *, tip: str) -> str:
     x, y = wire.points[-1]
     head = f"M{_number(x)} {_number(y)}l-3.5 -{_number(HEAD)}h7z"
     return f'{element}\n<path d="{head}" fill="{color}"/>'
+
+
+def _render_line(line: Line, resolve: Callable[[str], str], *, tip: str) -> str:
+    points = " ".join(f"{_number(x)},{_number(y)}" for x, y in line.points)
+    pen = f'stroke="{resolve(line.color)}" stroke-width="{_number(line.width)}" stroke-linejoin="round"'
+    return _close(f'<polyline points="{points}" fill="none" {pen}', "polyline", tip)
 
 
 def trace_path(points: Sequence[Point], *, stop_short: bool = False) -> str:

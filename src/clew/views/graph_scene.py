@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from clew.errors import UsageError
@@ -110,9 +111,7 @@ def _move(shape: Shape, x: float, y: float) -> Shape:
         return Words(
             shape.x + x, shape.y + y, shape.text, shape.size, shape.color, shape.align, shape.bold, shape.halo
         )
-    return Wire(
-        tuple((px + x, py + y) for px, py in shape.points), shape.color, shape.width, shape.arrow, shape.tip
-    )
+    return replace(shape, points=tuple((px + x, py + y) for px, py in shape.points))
 
 
 def legend_entries(

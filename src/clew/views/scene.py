@@ -52,7 +52,17 @@ class Wire:
     tip: str = ""
 
 
-Shape: TypeAlias = Rect | Words | Wire
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Straight lines from point to point."""
+
+    points: tuple[Point, ...]
+    color: str = "line"
+    width: float = 1.6
+    tip: str = ""
+
+
+Shape: TypeAlias = Rect | Words | Wire | Line
 
 
 @dataclass(frozen=True, slots=True)
