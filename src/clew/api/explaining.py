@@ -24,6 +24,10 @@ EXPLAIN_STEP: Final = "_CLEW_EXPLAIN_STEP"
 def explain_bad_steps(recorder: Recorder, rank_folder: Path, *, tell: Callable[[str], None] | None) -> None:
     """Have the first bad step of a recording explained, kept in the run and, if wanted, told at once."""
 
+    settings = recorder.settings
+    if settings.explain != "fork" and EXPLAIN_STEP not in os.environ:
+        return
+
     def publish(verdict: Verdict) -> None:
         verdict.rank = recorder.rank
         write_verdict(rank_folder, verdict.to_json())
@@ -35,7 +39,7 @@ def explain_bad_steps(recorder: Recorder, rank_folder: Path, *, tell: Callable[[
         recorder,
         publish,
         from_step=int(wanted) if wanted.isdigit() else 0,
-        keep=lambda step, data: write_evidence(rank_folder, step, data),
+        keep=(lambda step, data: write_evidence(rank_folder, step, data)) if settings.data else None,
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clew.capture.settings import Settings
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.session import TorchSession
+    from clew.capture.torch.snapshot import SnapshotLens
     from clew.doctor.watchpoint import Watcher
     from clew.model.finding import Finding
     from clew.model.record import RunInfo, StepRecord
@@ -59,6 +60,7 @@ class Recording:
         self._doctor: LiveDoctor | None = None
         self._status: Any = None
         self._crash: CrashWatch | None = None
+        self._snapshots: SnapshotLens | None = None
 
     @property
     def session(self) -> TorchSession:
@@ -73,6 +75,7 @@ class Recording:
 
         from clew.api.explaining import explain_bad_steps
         from clew.api.progress import Progress
+        from clew.api.snapshotting import keep_snapshots
         from clew.capture.crash import CrashWatch
         from clew.capture.torch.session import TorchSession
         from clew.model.sink import Tee
@@ -117,6 +120,9 @@ class Recording:
             self._doctor.on_hit = self._session.policy.take_hit if self.settings.on_hit != "log" else None
         explain_bad_steps(
             self._session.recorder, self._writer.rank_folder, tell=self.tell if self._is_script else None
+        )
+        self._snapshots = keep_snapshots(
+            self._session, self._writer.rank_folder, self.settings, tell=self.tell
         )
         self._session.start()
 
@@ -170,6 +176,8 @@ class Recording:
             self._session.recorder.ask(self._session.recorder.on_error, error)
         try:
             self._session.finish()
+            if self._snapshots is not None:
+                self._snapshots.close()
             if self._doctor is not None:
                 self._doctor.close(state, exit_code)
             self._info.notes = self._closing_notes(error)
@@ -201,6 +209,7 @@ class Recording:
         schedule = recorder.schedule
         notes = [f"not seen: {site}: {why}" for site, why in recorder.unseen.items()]
         notes += self.session.policy.tell_all()
+        notes += self._snapshots.describe() if self._snapshots is not None else []
         if schedule.thinned:
             total = schedule.recorded + schedule.thinned
             how = (

@@ -41,7 +41,10 @@ class Settings:
     ``warmup_steps``: steps at the start that are never thinned. ``quota_bytes``: how large the run may
     grow, or None. ``doctor``: whether the rules look while the run goes on. ``watch``: watchpoints, and ``on_hit``
     what one that fires does. ``on_nonfinite``: what to do when a loss or gradient is NaN or infinite.
-    ``hang_seconds``: after how long without the end of a step all stacks are written, or None.
+    ``hang_seconds``: after how long without the end of a step all stacks are written, or None. ``snapshots``: ``auto``,
+    ``off`` or ``every:N``; ``snapshot_bytes`` bounds them, ``keep_batches`` is of how many steps the batches stay, and
+    ``data`` whether any of the user's data may be kept at all. ``explain``: who executes a bad step again, a fork of
+    the training or a process afterwards.
     """
 
     every: int | None = None
@@ -60,6 +63,11 @@ class Settings:
     on_hit: str = "log"
     on_nonfinite: str = "explain"
     hang_seconds: float | None = None
+    snapshots: str = "auto"
+    snapshot_bytes: int = 1_000_000_000
+    keep_batches: int = 512
+    data: bool = True
+    explain: str = "fork"
 
 
 def load_settings(
@@ -301,6 +309,37 @@ def parse_seconds(value: object) -> float | None:
     return float(text)
 
 
+def parse_snapshots(value: object) -> str:
+    """Return when snapshots are taken: ``auto`` (as often as they are cheap), ``off``, or ``every:N``."""
+    word = (
+        "off" if value is False else str(value).strip().lower().replace(" ", "").replace("every=", "every:")
+    )
+    if word == "auto" or re.fullmatch(r"every:[1-9]\d{0,8}", word):
+        return word
+    if word in _OFF:
+        return "off"
+    raise UsageError(f"{value!r} does not say when", next_step="write auto, off, or every:100")
+
+
+def parse_snapshot_limit(value: object) -> int:
+    """Return how many bytes snapshots may take; there is no way to leave them unbounded."""
+    size = parse_bytes(value)
+    if size is None:
+        raise UsageError("snapshots need a limit", next_step="write a size such as 2GB")
+    return size
+
+
+def parse_explain(value: object) -> str:
+    """Return how a bad step is executed again: in a fork at once, in a process of its own afterwards, or not."""
+    word = "off" if value is False else str(value).strip().lower()
+    if word in ("fork", "process", "off"):
+        return word
+    raise UsageError(
+        f"{value!r} is no way to explain",
+        next_step=suggest(word, ("fork", "process", "off")) or "write fork, process or off",
+    )
+
+
 def _whole_number(value: object) -> int | None:
     if isinstance(value, bool):
         return None
@@ -345,6 +384,11 @@ _KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "on_hit": ("on_hit", parse_on_hit),
     "on_nonfinite": ("on_nonfinite", parse_on_nonfinite),
     "hang_timeout": ("hang_seconds", parse_seconds),
+    "snapshots": ("snapshots", parse_snapshots),
+    "snapshot_limit": ("snapshot_bytes", parse_snapshot_limit),
+    "keep_batches": ("keep_batches", parse_warmup),
+    "data": ("data", parse_switch),
+    "explain": ("explain", parse_explain),
 }
 """Key of the settings file, the field it sets, and how its value is read."""
 

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
     from clew.cli.parser import Parser
 
-_SWITCHES: Final = ("--no-status", "--no-histograms", "--no-hashes", "--no-doctor", "-h", "--help")
+_SWITCHES: Final = (
+    *("--no-status", "--no-histograms", "--no-hashes", "--no-doctor", "--no-data"),
+    *("-h", "--help"),
+)
 """Options without a value; every other one takes the next word."""
 
 
@@ -30,20 +33,29 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--watch", metavar="EXPR", action="append", help="watchpoint: 'layers.*:grad l2>100', recommended"
     )
-    parser.add_argument(
-        "--on-hit", metavar="ACTION", help="when a watchpoint fires: log, pause, stop"
-    )
+    parser.add_argument("--on-hit", metavar="ACTION", help="when a watchpoint fires: log, pause, stop")
     parser.add_argument(
         "--on-nonfinite", metavar="POLICY", help="on NaN in loss or gradient: explain, stop, skip:N"
     )
     parser.add_argument(
         "--hang-timeout", metavar="SECONDS", help="write all stacks when no step ends for so long"
     )
+    parser.add_argument(
+        "--snapshots", metavar="WHEN", help="keep the state to execute steps again: auto, every:N, off"
+    )
+    parser.add_argument("--snapshot-limit", metavar="SIZE", help="how much snapshots may take: 1GB")
+    parser.add_argument(
+        "--keep-batches", metavar="N", help="keep the batches of the last N steps, 0 for none"
+    )
+    parser.add_argument(
+        "--explain", metavar="HOW", help="who executes a bad step again: fork, process (afterwards), off"
+    )
     for name, text in (
         ("status", "no live line on the terminal"),
         ("histograms", "do not record histograms"),
         ("hashes", "do not record hashes"),
         ("doctor", "do not look for faults while the run goes on"),
+        ("data", "keep none of the data that goes through the model: no batches, no inputs for tests"),
     ):
         parser.add_argument(f"--no-{name}", dest=name, action="store_const", const=False, help=text)
 

@@ -19,6 +19,7 @@ from clew.stats.rows import Rows
 if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
+    from clew.capture.torch.snapshot import SnapshotLens
 
 _NAN, _POS_INF, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["pos_inf"], STAT_INDEX["neg_inf"]
 _SMALL: Final = 4096
@@ -45,6 +46,8 @@ class Flight:
         self.known_frames: dict[int, int] = {}
         """Frames that were there when the last step ended, by identity, and the line each was at."""
         self.has_loader = False
+        self.snapshots: SnapshotLens | None = None
+        """Takes the state between steps, if snapshots are on."""
         self._random = RandomStates()
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._trees = -1
@@ -57,9 +60,18 @@ class Flight:
     def mark_end(self) -> None:
         """A step has ended: remember the frames that hold the loop, and begin the next step here."""
         self.known_frames = _list_frames()
+        if self.snapshots is not None:
+            self.snapshots.end_step()
         self.calls.clear()
         if not self.has_loader:
             self.mark_start()
+
+    def ask_snapshot(self, reason: str) -> bool:
+        """Have the state after the present step kept; return whether snapshots are on at all."""
+        if self.snapshots is None or self.snapshots.off:
+            return False
+        self.snapshots.ask_snapshot(reason)
+        return True
 
     def mark_start(self) -> None:
         """The body of the loop begins: keep the random states and the buffers as they are now."""

@@ -10,12 +10,34 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 _WORDS: Final = 624
 _BYTES: Final = 4 * (_WORDS + 1)
+
+
+class RandomBytes(NamedTuple):
+    """The states of torch, Python (with its spare normal number) and numpy as plain memory."""
+
+    torch: bytes
+    python: bytes
+    gauss: float | None
+    numpy: bytes
+
+    def restore(self) -> None:
+        """Put the states into the generators of this process."""
+        if self.torch:
+            torch.default_generator.set_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+        if self.python:
+            words = memoryview(self.python).cast("I")
+            random.setstate((random.Random.VERSION, (*words[1:], words[0]), self.gauss))
+        if self.numpy:
+            import numpy as np
+
+            found = np.frombuffer(self.numpy, np.uint32)
+            np.random.set_state(("MT19937", found[:_WORDS], int(found[_WORDS]), 0, 0.0))
 
 
 class RandomStates:
@@ -31,6 +53,11 @@ class RandomStates:
         self._torch = torch.default_generator.get_state()
         self._python.take()
         self._numpy.take()
+
+    def export(self) -> RandomBytes:
+        """Return the copied states as bytes, each empty where there is none or it is not plain memory."""
+        words = b"" if self._torch is None else bytes(self._torch.numpy().data)
+        return RandomBytes(words, *self._python.export(), self._numpy.export())
 
     def restore(self) -> None:
         """Put the copied states back."""
@@ -64,6 +91,9 @@ class _Python:
         if self._is_taken:
             random.setstate(self._state() if self._is_fast else self._slow)
 
+    def export(self) -> tuple[bytes, float | None]:
+        return (self._copy.raw, self._gauss) if self._is_taken and self._is_fast else (b"", None)
+
     def _state(self) -> tuple[int, tuple[int, ...], float | None]:
         words = memoryview(self._copy.raw).cast("I")
         return (random.Random.VERSION, (*words[1:], words[0]), self._gauss)
@@ -95,6 +125,9 @@ class _Numpy:
             import numpy as np
 
             np.random.set_state(("MT19937", *self._state(), 0, 0.0))
+
+    def export(self) -> bytes:
+        return self._copy.raw if self._is_taken else b""
 
     def _state(self) -> tuple[Any, int]:
         import numpy as np

@@ -86,6 +86,10 @@ class TorchSession:
         """The step that is going on, counted from 0."""
         return self.recorder.step
 
+    def add_lens(self, lens: Lens) -> None:
+        """Take another lens, which goes on and off with the others; before ``start`` only."""
+        self._lenses = (*self._lenses, lens)
+
     @property
     def is_watching(self) -> bool:
         """Whether the lenses are on."""

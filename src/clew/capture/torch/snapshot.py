@@ -1,0 +1,471 @@
+"""Snapshots: every so many steps all that the next step depends on, and in between what the steps were given.
+
+The state is copied into memory of our own and written by a thread. How often follows from what it costs. Batches are
+kept by reference until they are written; one that the training changes in place makes the next ones be copied.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import dataloader
+
+from clew.capture.clock import CLEW
+from clew.capture.torch import snapshot_state as states
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.randomness import RandomBytes, RandomStates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from clew.capture.settings import Settings
+    from clew.capture.torch.optimizers import OptimizerLens
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+
+_SHARE: Final = 0.01
+"""Share of the time that snapshots may take, copying and writing together."""
+_SHORTEST: Final = 10
+_AHEAD: Final = 2
+"""Batches that a framework may have fetched before the step begins that they are for."""
+_MOST_EVENTS: Final = 16
+_FLUSH_SECONDS: Final = 2.0
+_FLUSH_BYTES: Final = 16_000_000
+_RING_BYTES: Final = 64_000_000
+_STEPS_AFTER_TROUBLE: Final = 3
+_BYTE_SECONDS: Final = 2.5e-9
+_BASE_SECONDS: Final = 3e-3
+_ENTRY_SECONDS: Final = 6e-5
+
+
+class Folder(Protocol):
+    """Where snapshots go."""
+
+    def write_snapshot(self, step: int, files: Mapping[str, Any], state: dict[str, Any]) -> None:
+        """Write the state before a step."""
+
+    def write_batches(self, steps: list[dict[str, Any]], tensors: Any) -> None:
+        """Write what some steps in a row were given."""
+
+
+class Writer(Protocol):
+    """A thread that writes."""
+
+    cpu_seconds: float
+    stopped: str
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to be written."""
+
+    def submit(self, job: Callable[[Any], None]) -> None:
+        """Have a job done."""
+
+    def close(self) -> None:
+        """Write what is waiting and end."""
+
+
+@dataclass(slots=True)
+class Given:
+    """One thing that a step was given: a loader's batch, the end of a loader, or the arguments of a root call."""
+
+    kind: str
+    value: Any = None
+    name: str = ""
+    random: RandomBytes | None = None
+    versions: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def is_changed(self) -> bool:
+        """Whether the training has written into it since."""
+        return [_version(leaf) for _, leaf in walk(self.value)] != self.versions
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one step was given, in order."""
+
+    step: int
+    given: list[Given]
+    is_whole: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it holds on to."""
+        return sum(each.size_bytes for each in self.given)
+
+
+class SnapshotLens:
+    """Takes snapshots at the end of steps and keeps what the steps between them are given."""
+
+    def __init__(
+        self, recorder: Recorder, optimizers: OptimizerLens, writer: Writer, *, settings: Settings
+    ) -> None:
+        self.recorder = recorder
+        self.optimizers = optimizers
+        self.writer = writer
+        self.every: int | None = None
+        """Steps between two snapshots, as far as that is decided."""
+        self.taken = 0
+        self.off = ""
+        """Why no snapshots are taken, if so."""
+        word, _, number = settings.snapshots.partition(":")
+        self._fixed = int(number) if word == "every" else None
+        self._limit = settings.snapshot_bytes
+        self._keep_batches = settings.keep_batches if settings.data else 0
+        self._schedulers: list[weakref.ref[Any]] = []
+        self._scalers: list[weakref.ref[Any]] = []
+        self._random = RandomStates()
+        self._staging: dict[str, torch.Tensor] = {}
+        self._given: list[Given] = []
+        self._is_whole = True
+        self._entries: deque[Entry] = deque()
+        self._pending_bytes = 0
+        self._ahead: deque[Given] = deque(maxlen=_AHEAD)
+        self._clones = False
+        self._inside = False
+        self._asked = ""
+        self._trouble_at = -1
+        self._ended, self._ends = -1, 0
+        self._last = 0
+        self._next = -1
+        self._ended_at = 0.0
+        self._flushed_at = perf_counter()
+        self._step_seconds = 0.0
+        self._lock = threading.Lock()
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see loaders, schedulers and scalers."""
+        patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next)
+        patches.replace(LRScheduler, "__init__", self._make_scheduler)
+        patches.replace(torch.amp.GradScaler, "step", self._make_scaler_step)
+        patches.listen(self.recorder.on_trouble, self._note_trouble)
+        self.recorder.flight.snapshots = self
+
+    def ask_snapshot(self, reason: str) -> None:
+        """Have the state after the present step kept, whatever it costs."""
+        self._asked = reason or "asked for"
+
+    def close(self) -> None:
+        """Write what is left of batches and wait for the thread."""
+        if self._given:
+            self._entries.append(Entry(self._ended + 1, self._given, self._is_whole))
+            self._given = []
+        if not self.recorder.is_child():
+            self._flush()
+        self.writer.close()
+        self._staging, self.recorder.flight.snapshots = {}, None
+
+    def describe(self) -> list[str]:
+        """Return what a reader should know, as sentences."""
+        notes = [self.off] if self.off else []
+        if self.writer.stopped:
+            notes.append(self.writer.stopped)
+        return [f"snapshots: {note}" for note in notes]
+
+    # ---------------------------------------------------------------- what steps are given
+
+    def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            if self.recorder.asleep or self._inside or not self._keep_batches:
+                return original(iterator)
+            before = self._peek()
+            self._inside = True
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                self._add(Given("stop"), before)
+                raise
+            finally:
+                self._inside = False
+            self._add(Given("batch", batch), before)
+            return batch
+
+        return __next__
+
+    def _peek(self) -> RandomBytes:
+        self._random.take()
+        return self._random.export()
+
+    def _add(self, given: Given, before: RandomBytes) -> None:
+        recorder = self.recorder
+        phase = recorder.clock.switch(CLEW)
+        try:
+            after = self._peek()
+            given.random = after if after != before else None
+            self._hold(given)
+            if given.kind == "batch":
+                self._ahead.append(given)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._give_up(error)
+        finally:
+            recorder.clock.switch(phase)
+
+    def _hold(self, given: Given) -> None:
+        """Keep what was given; a validation pass of a hundred batches is not worth it."""
+        if len(self._given) >= _MOST_EVENTS:
+            self._is_whole = False
+            return
+        if self._clones and given.value is not None:
+            given.value = copy_tensors(given.value)
+        leaves = [leaf for _, leaf in walk(given.value)]
+        given.versions = [_version(leaf) for leaf in leaves]
+        given.size_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves) + (
+            10_000 if given.random is not None else 0
+        )
+        self._given.append(given)
+
+    def _take_calls(self) -> None:
+        """Without a loader the arguments of root calls are all that is known of the data."""
+        flight, registry = self.recorder.flight, self.recorder.registry
+        if flight.has_loader or not self._keep_batches:
+            return
+        for call in flight.calls:
+            entry = registry.modules.get(id(call.module))
+            if entry is not None:
+                self._hold(Given("call", {"args": call.args, "kwargs": call.kwargs}, entry.name))
+
+    # ---------------------------------------------------------------- the end of a step
+
+    def end_step(self) -> None:
+        """An optimizer has stepped: keep what the step was given, and the state when it is time."""
+        recorder = self.recorder
+        if self.off or recorder.asleep or not self._lock.acquire(blocking=False):
+            return
+        before = recorder.clock.switch(CLEW)
+        try:
+            self._end(recorder.step)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._give_up(error)
+        finally:
+            recorder.clock.switch(before)
+            self._lock.release()
+
+    def _end(self, step: int) -> None:
+        if step == self._ended:
+            self._ends += 1
+        else:
+            self._ended, self._ends = step, 1
+            self._note_time()
+            self._close_entry(step)
+        if self._is_due(step + 1):
+            self._take(step + 1)
+
+    def _note_time(self) -> None:
+        now = perf_counter()
+        if self._ended_at:
+            spent = now - self._ended_at
+            # The shortest of late: a validation pass or a snapshot makes a step look long.
+            self._step_seconds = min(spent, 1.1 * self._step_seconds) if self._step_seconds else spent
+        self._ended_at = now
+
+    def _close_entry(self, step: int) -> None:
+        self._take_calls()
+        if self._keep_batches and not self._is_frozen(step):
+            self._entries.append(Entry(step, self._given, self._is_whole))
+            self._pending_bytes += self._entries[-1].size_bytes
+        self._given, self._is_whole = [], True
+        if self._is_cheap():
+            waited = perf_counter() - self._flushed_at > _FLUSH_SECONDS
+            if waited or self._pending_bytes > _FLUSH_BYTES:
+                self._flush()
+        while self._entries and (
+            self._pending_bytes > _RING_BYTES or len(self._entries) > self._keep_batches
+        ):
+            self._pending_bytes -= self._entries.popleft().size_bytes
+
+    def _is_cheap(self) -> bool:
+        """Whether writing every batch stays within the share; otherwise the last ones wait in memory."""
+        if self.recorder.flight.has_loader is False or not self._entries:
+            return False
+        seconds = _ENTRY_SECONDS + _BYTE_SECONDS * self._entries[-1].size_bytes
+        return seconds < _SHARE * self._step_seconds or self._trouble_at >= 0
+
+    def _flush(self) -> None:
+        entries, self._entries, self._pending_bytes = list(self._entries), deque(), 0
+        self._flushed_at = perf_counter()
+        if entries:
+            self.writer.submit(lambda folder: self._write_batches(folder, entries))
+
+    def _write_batches(self, folder: Folder, entries: list[Entry]) -> None:
+        """Run by the writing thread: tensors are read here, and one that has changed since is left out."""
+        tensors: dict[str, torch.Tensor] = {}
+        steps = []
+        for entry in entries:
+            given = [self._pack(each, f"{entry.step}.{i}", tensors) for i, each in enumerate(entry.given)]
+            steps.append({"step": entry.step, "given": given, "whole": entry.is_whole})
+        folder.write_batches(steps, states.to_arrays(tensors))
+
+    def _pack(self, given: Given, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        data: dict[str, Any] = {"kind": given.kind}
+        if given.kind == "call":
+            data["site"] = given.name
+        if given.random is not None:
+            data["random"] = pack_random(given.random, f"{name}.random", tensors)
+        if given.value is None:
+            return data
+        if given.is_changed():
+            self._clones = True
+            data["changed"] = True
+        else:
+            data["value"] = states.pack(given.value, name, tensors)
+        return data
+
+    # ---------------------------------------------------------------- the state
+
+    def _is_due(self, step: int) -> bool:
+        if self._asked:
+            return True
+        if step == self._next and self._ends > 1:
+            return True  # a second optimizer has stepped: the state of a moment ago was not the last
+        if self._is_frozen(step) or self.writer.is_busy:
+            return False
+        self.every = self._fixed or self._choose_period()
+        return step - self._last >= self.every
+
+    def _is_frozen(self, step: int) -> bool:
+        """After trouble nothing may push out the state from before it."""
+        return 0 <= self._trouble_at < step - _STEPS_AFTER_TROUBLE
+
+    def _choose_period(self) -> int:
+        if self.every is None or not self.taken:
+            size = sum(_size(tensor) for _, tensor in states.name_tensors(self.recorder.registry))
+            # Adam keeps two numbers for each weight; what it really costs is known after the first.
+            self._cost = _BASE_SECONDS + 3 * size * _BYTE_SECONDS
+        seconds = self._cost / (_SHARE * max(self._step_seconds, 1e-4))
+        return max(_SHORTEST, int(seconds) + 1)
+
+    def _take(self, step: int) -> None:
+        """Copy everything that the next step depends on, and have it written."""
+        started, written = perf_counter(), self.writer.cpu_seconds
+        sources, state = self._collect()
+        size = sum(_size(tensor) for tensors in sources.values() for tensor in tensors.values())
+        if size > self._limit // 2:
+            self.off = (
+                f"none were taken: one holds {size:,} bytes, and snapshots may take {self._limit:,} in all"
+            )
+            return
+        files = {name: self._stage(name, tensors) for name, tensors in sources.items()}
+        state.update(
+            ends=self._ends,
+            reason=self._asked,
+            threads=torch.get_num_threads(),
+            has_data=bool(self._keep_batches),
+        )
+        self._asked, self._last, self._next = "", step, step
+        self.taken += 1
+        if self._is_cheap():
+            self._flush()
+        self.writer.submit(
+            lambda folder: folder.write_snapshot(
+                step, {name: states.to_arrays(tensors) for name, tensors in files.items()}, state
+            )
+        )
+        self._ended_at = perf_counter()
+        copying = self._ended_at - started
+        writing = written / (self.taken - 1) if self.taken > 1 else size * _BYTE_SECONDS
+        self._cost = copying + writing
+
+    def _collect(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+        weights = dict(states.name_tensors(self.recorder.registry))
+        moments: dict[str, torch.Tensor] = {}
+        living = [entry.ref() for entry in self.optimizers.entries.values() if entry.steps]
+        used = [optimizer for optimizer in living if optimizer is not None]
+        state: dict[str, Any] = {
+            "optimizers": [states.pack_optimizer(each, str(i), moments) for i, each in enumerate(used)],
+            "schedulers": [states.describe_numbers(each) for each in _living(self._schedulers)],
+            "scalers": [each.state_dict() for each in _living(self._scalers)],
+            "modules": states.describe_modules(self.recorder.registry),
+            "has_loader": self.recorder.flight.has_loader,
+        }
+        randoms: dict[str, torch.Tensor] = {}
+        state["random"] = pack_random(self._peek(), "random", randoms)
+        found = {"weights": weights, "optimizer": moments, "random": randoms}
+        if self._keep_batches and self._ahead:
+            batches: dict[str, torch.Tensor] = {}
+            state["ahead"] = [
+                states.pack(each.value, str(index), batches) if not each.is_changed() else {"as": True}
+                for index, each in enumerate(self._ahead)
+            ]
+            found["ahead"] = batches
+        return found, state
+
+    def _stage(self, group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy tensors into memory that is used again for the next snapshot."""
+        staged = {}
+        for name, tensor in tensors.items():
+            known = self._staging.get(f"{group}/{name}")
+            if known is None or known.shape != tensor.shape or known.dtype != tensor.dtype:
+                known = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                self._staging[f"{group}/{name}"] = known
+            staged[name] = known
+        if staged:
+            with torch.no_grad():
+                torch._foreach_copy_(list(staged.values()), [tensor.detach() for tensor in tensors.values()])
+        return staged
+
+    # ---------------------------------------------------------------- who else has state
+
+    def _make_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(scheduler, *args, **kwargs)
+            self._schedulers.append(weakref.ref(scheduler))
+
+        return __init__
+
+    def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if all(known() is not scaler for known in self._scalers):
+                self._scalers.append(weakref.ref(scaler))
+            return original(scaler, *args, **kwargs)
+
+        return step
+
+    def _note_trouble(self, _kind: str, _name: str) -> None:
+        if self._trouble_at < 0:
+            self._trouble_at = self.recorder.step
+
+    def _give_up(self, error: Exception) -> None:
+        self.off = f"clew failed to take one ({type(error).__name__}: {error})"
+        self.recorder.guard.fault(error, "snapshot", step=self.recorder.step)
+
+
+def pack_random(random: RandomBytes, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return random states as plain data; their words go into ``tensors``."""
+    data: dict[str, Any] = {"gauss": random.gauss}
+    for key in ("torch", "python", "numpy"):
+        words = getattr(random, key)
+        if words:
+            data[key] = f"{name}.{key}"
+            tensors[data[key]] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+    return data
+
+
+def copy_tensors(value: Any) -> Any:
+    """Return a nest of containers with copies of its tensors, which keep their strides."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone(memory_format=torch.preserve_format)
+    if type(value) in (list, tuple):
+        return type(value)(copy_tensors(part) for part in value)
+    if type(value) is dict:
+        return {key: copy_tensors(part) for key, part in value.items()}
+    return value
+
+
+def _living(references: list[weakref.ref[Any]]) -> list[Any]:
+    return [thing for thing in (reference() for reference in references) if thing is not None]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
