@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
-import json
 import math
 import os
-import select
-import signal
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -20,6 +12,7 @@ from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.capture.torch.leaves import walk
 from clew.model.schema import KIND_INDEX
 from clew.replay.evidence import Evidence, pack
+from clew.replay.fork import run_forked
 from clew.replay.reenter import Way, find_ways
 from clew.replay.rehearsal import Rehearsal
 from clew.replay.verdict import Verdict, judge, name_symptom
@@ -170,75 +163,9 @@ class Explainer:
 
 def run_in_copy(action: Callable[[], Verdict], *, step: int) -> Verdict:
     """Run an action in a forked copy of the process and return its verdict; the copy leaves no trace."""
-    rest_openmp()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _serve(action, writing, step)
-    os.close(writing)
-    try:
-        text = _read_all(reading, deadline=time.monotonic() + _PATIENCE_SECONDS)
-    finally:
-        os.close(reading)
-        _bury(child)
-    try:
-        return Verdict(**json.loads(text))
-    except (ValueError, TypeError):
-        return Verdict(False, step, notes=["the copy of the process ended without an answer"])
-
-
-def _serve(action: Callable[[], Verdict], writing: int, step: int) -> None:
-    """Live in the copy: silent, without signal handlers of the script, and gone at the end whatever happens."""
-    try:
-        silence = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(silence, descriptor)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # A crash here is none of the training: its stacks would end up in the run.
-        faulthandler.disable()
-        try:
-            verdict = action()
-        except BaseException as error:  # noqa: BLE001 - told to the parent, which goes on
-            verdict = Verdict(False, step, notes=[f"{type(error).__name__}: {error}"])
-        data = json.dumps(verdict.to_json(), default=str).encode()
-        while data:
-            data = data[os.write(writing, data) :]
-    finally:
-        os._exit(0)
-
-
-def _read_all(descriptor: int, *, deadline: float) -> str:
-    pieces = []
-    while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([descriptor], [], [], left)
-        piece = os.read(descriptor, 1 << 16) if ready else b""
-        if not piece:
-            break
-        pieces.append(piece)
-    return b"".join(pieces).decode("utf-8", errors="replace")
-
-
-def _bury(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-
-def rest_openmp() -> None:
-    """Send OpenMP's threads home before a fork: the copy would wait for threads that it does not have."""
-    for library in _openmp_libraries():
-        try:
-            ctypes.CDLL(library).omp_pause_resource_all(2)
-        except (OSError, AttributeError):
-            continue
-
-
-def _openmp_libraries() -> list[str]:
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    files: dict[str, Any] = {
-        line.split()[-1]: None for line in maps.splitlines() if "omp" in line.rpartition("/")[2]
-    }
-    return [file for file in files if ".so" in file]
+    answer = run_forked(lambda: action().to_json(), seconds=_PATIENCE_SECONDS)
+    if answer.trouble or answer.value is None:
+        return Verdict(
+            False, step, notes=[answer.trouble or "the copy of the process ended without an answer"]
+        )
+    return Verdict(**answer.value)
