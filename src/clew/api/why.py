@@ -27,7 +27,7 @@ def why(run: Run, *, step: int | None = None, rerun: bool = False) -> dict[str, 
     known = _known_verdict(run.path, step)
     if known is not None and not rerun:
         return known
-    wanted = step if step is not None else _first_bad_step(run)
+    wanted = step if step is not None else first_bad_step(run)
     if wanted is None:
         return {
             "found": False, "step": run.last_step, "rank": 0, "phase": "", "op": "", "site": "",
@@ -45,7 +45,7 @@ def _known_verdict(folder: Path, step: int | None) -> dict[str, Any] | None:
     return None
 
 
-def _first_bad_step(run: Run) -> int | None:
+def first_bad_step(run: Run) -> int | None:
     first = run.first_nonfinite()
     steps = [int(first["step"])] if first is not None else []
     losses = run.scalars().get("loss")

@@ -20,7 +20,10 @@ COMMANDS: Final = {
     "doctor": ("clew.cli.doctor", "say what is wrong with a run, and what to change"),
     "rules": ("clew.cli.rules", "list the rules of the doctor"),
     "why": ("clew.cli.why", "name the operation and the line that made the first NaN"),
-    "replay": ("clew.cli.replay", "execute a recorded step again and go through its operations, back and forth"),
+    "replay": (
+        "clew.cli.replay",
+        "execute a recorded step again and go through its operations, back and forth",
+    ),
     "repro": ("clew.cli.repro", "write a test that fails until a recorded fault is mended"),
     "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON or Parquet"),
     "rm": ("clew.cli.rm", "delete runs"),

@@ -103,7 +103,9 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called where good values became bad: the event, the operation, its arguments, the tensors among them."""
         self.before_write: Callable[[torch.Tensor], None] | None = None
         """Called with each tensor that an operation is about to write into."""
-        self._role_of = role_of or (lambda _: "")
+        self.on_event: Callable[[Event, Any, Any, list[torch.Tensor], list[torch.Tensor]], None] | None = None
+        """Called after every operation: the event, the operation, its arguments, tensors as they went in, results."""
+        self.role_of = role_of or (lambda _: "")
         self._site = site or (lambda: "")
         self._writers: dict[int, int] = {}
         self._meant: set[int] = set()
@@ -157,7 +159,7 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
             nan,
             inf,
             self.writer_of(tensor),
-            self._role_of(tensor),
+            self.role_of(tensor),
         )
 
     def fingerprint(self, tensor: torch.Tensor) -> int:
@@ -205,6 +207,9 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in outputs:
             self._writers[_address(tensor)] = event.index
             self._mark(tensor, meant=event.meant)
+        if self.on_event is not None:
+            tensors = list(tensors_in((args, kwargs))) if before is None else before[1]
+            self.on_event(event, func, (args, kwargs), tensors, outputs)
         if self.on_bad is not None and event.bad and not event.meant:
             self.on_bad(event)
 

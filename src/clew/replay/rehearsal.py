@@ -65,6 +65,7 @@ class Rehearsal:
         )
         """Called after each module call with its name, arguments and output."""
         self._patches = Patches()
+        self._is_on = self._is_listening = False
 
     def run(self, step: Callable[[], object]) -> None:
         """Execute a step under the lens; ``symptom`` says what showed, None when nothing did."""
@@ -86,8 +87,15 @@ class Rehearsal:
         """Begin to see module calls, backward passes and optimizers."""
         self._patches.replace(torch.nn.Module, "_call_impl", self._make_call)
         self._patches.replace(torch.autograd, "backward", self._make_backward)
-        self._patches.on_undo(register_optimizer_step_pre_hook(self._before_optimizer).remove)
-        self._patches.on_undo(register_optimizer_step_post_hook(self._after_optimizer).remove)
+        self.listen()
+        self._is_on = True
+
+    def listen(self) -> None:
+        """Hear of optimizers from now on: torch takes no new hooks while it is calling them, so this comes first."""
+        if not self._is_listening:
+            self._is_listening = True
+            self._patches.on_undo(register_optimizer_step_pre_hook(self._before_optimizer).remove)
+            self._patches.on_undo(register_optimizer_step_post_hook(self._after_optimizer).remove)
 
     def begin_step(self) -> None:
         """Drop what was noted of the step before."""
@@ -99,6 +107,7 @@ class Rehearsal:
 
     def remove(self) -> None:
         """Leave torch as it was found."""
+        self._is_on = self._is_listening = False
         self._patches.undo()
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,6 +145,8 @@ class Rehearsal:
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.lens.in_optimizer = False
+        if not self._is_on:
+            return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._stop_if_bad("parameter", self._name(parameter), parameter)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clew.replay.exactness import Recorded
     from clew.replay.process import Child
     from clew.replay.rehearsal import Symptom
+    from clew.replay.restore import Jump
 
     Around = Callable[["Stage"], Callable[[], Any] | None]
 
@@ -61,6 +62,7 @@ class Stage:
         around: Around | None,
         is_last: bool,
         is_loud: bool = False,
+        jump: Jump | None = None,
     ) -> None:
         self.session = session
         self.recorder = session.recorder
@@ -80,6 +82,8 @@ class Stage:
         self._after: Callable[[], Any] | None = None
         self._is_last = is_last
         self._is_loud = is_loud
+        self._jump = jump
+        self._ends = 0
         self._is_live = False
         self._is_over = False
         self._depth = 0
@@ -103,10 +107,13 @@ class Stage:
 
         def marks() -> None:
             mark_end()
+            if self._jump is not None and not self._jump.is_done:
+                self._try_jump(self._jump)
             self._after_optimizer()
 
         recorder.end_step, recorder.mark_end = ends, marks  # type: ignore[method-assign]
         recorder.on_batch.append(self._take_batch)
+        self.rehearsal.listen()
         self._patches.replace(torch.nn.Module, "_call_impl", self._make_call)
 
     def _before_end(self) -> None:
@@ -118,13 +125,49 @@ class Stage:
             if self.so_far.diverged_at and not self._is_last:
                 self._give_up()
 
+    def _try_jump(self, jump: Jump) -> None:
+        """The first step has ended, as many optimizers as the snapshot waited for have stepped: go there."""
+        recorder = self.recorder
+        if recorder.step:
+            self.reasons.append("the first step ended with fewer optimizers than the recorded ones")
+            self._give_up()
+        self._ends += 1
+        if self._ends < jump.ends:
+            return
+        try:
+            jump.restore(self.session)
+        except Exception as error:  # noqa: BLE001 - the script must not see it; another way is tried
+            self.reasons.append(f"the snapshot cannot be restored: {type(error).__name__}: {error}")
+            self._give_up()
+        self.reasons = jump.notes
+        self.first_step = jump.step
+        recorder.end_step()
+        recorder.step = jump.step
+        recorder.due = recorder.schedule.is_due(jump.step)
+        if self.way == "calls":
+            self._execute_calls(jump)
+
+    def _execute_calls(self, jump: Jump) -> NoReturn:
+        """Call the root modules with what they were called with, and nothing else of the step."""
+        recorder = self.recorder
+        named = {entry.name: key for key, entry in recorder.registry.modules.items()}
+        living = {id(module): module for tree in recorder.registry.trees for module in _modules_of(tree)}
+        self._begin()
+        for name, given in jump.calls:
+            module = living.get(named.get(name, -1))
+            if module is not None:
+                self.rehearsal.add_batch(given)
+                module(*given["args"], **given["kwargs"])
+        self.finish()
+
     def _after_optimizer(self) -> None:
         """The optimizer has stepped: without a loader and with one optimizer, the next step begins right here."""
         recorder = self.recorder
         if self._is_live or recorder.flight.has_loader or len(self.session.optimizers.entries) > 1:
             return
-        if recorder.step == self.step - 1:
+        if recorder.step == self.step - 1 and recorder.closing:
             recorder.before_event()
+        if self._is_here():
             self._begin()
 
     def _take_batch(self, _iterator: Any, batch: Any) -> None:
@@ -203,8 +246,9 @@ class Stage:
             self.so_far.add_step(self.recorder, self._recorded, is_partial=True)
         else:
             error = error or f"the script ended in step {self.recorder.step}, before step {self.step}"
+        is_accepted = self._is_last or not self.so_far.diverged_at
         try:
-            result = self._after() if self._after is not None else None
+            result = self._after() if self._after is not None and is_accepted else None
         except Exception as fault:  # noqa: BLE001 - told with the answer
             result, error = None, error or f"{type(fault).__name__}: {fault}"
         self._child.answer(self._describe(result, error))
@@ -230,3 +274,8 @@ class Stage:
             "result": result,
             "error": error,
         }
+
+
+def _modules_of(tree: Any) -> list[torch.nn.Module]:
+    top = tree.ref()
+    return list(top.modules()) if top is not None else []

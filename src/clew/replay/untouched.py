@@ -22,11 +22,11 @@ def untouched(lens: OpLens) -> Iterator[None]:
 
     Memory is copied when an operation is about to write into it, so only what changes is kept.
     """
-    written = _Written()
+    written = Written()
     lens.before_write = written.keep
-    modules, optimizers, parameters = _find_all()
+    modules, optimizers, parameters = find_all()
     gradients = [(parameter, parameter.grad) for parameter in parameters]
-    states = [_KeptOptimizer(optimizer) for optimizer in optimizers]
+    states = [KeptOptimizer(optimizer) for optimizer in optimizers]
     with unrecorded(), unchanged(modules):
         try:
             yield
@@ -39,7 +39,7 @@ def untouched(lens: OpLens) -> Iterator[None]:
             written.restore()
 
 
-class _Written:
+class Written:
     """Memory as it was before the first write into it, and how often its tensors had been written to."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class _Written:
             set_version(tensor, version)
 
 
-class _KeptOptimizer:
+class KeptOptimizer:
     """What an optimizer holds, the tensors by reference: their values come back with the memory."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -89,7 +89,7 @@ def _copy_list(value: Any) -> Any:
     return list(value) if isinstance(value, list) else value
 
 
-def _find_all() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer], list[torch.Tensor]]:
+def find_all() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer], list[torch.Tensor]]:
     """Return every module, optimizer and trainable leaf of the process."""
     # The class, not isinstance: objects that pretend to be something else must not be woken up.
     objects = [(thing, type(thing)) for thing in gc.get_objects()]

@@ -31,7 +31,12 @@ def _where(reply: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = []
     if reply["modules"]:
         blocks.append(Text("  " + " > ".join(reply["modules"]), "quiet"))
-    columns = (Column("here", ""), Column("place", "line"), Column("in", "in"), Column("text", "source", flexible=True))
+    columns = (
+        Column("here", ""),
+        Column("place", "line"),
+        Column("in", "in"),
+        Column("text", "source", flexible=True),
+    )
     rows = tuple(
         (
             Cell(">" if line["here"] else "", "warn"),
@@ -88,12 +93,20 @@ def _stats(reply: dict[str, Any]) -> list[Block]:
 
 def _plot(reply: dict[str, Any]) -> list[Block]:
     most = max((each["count"] for each in reply["bins"]), default=0)
-    columns = (Column("from", "from", "number"), Column("to", "to", "number"), Column("count", "count", "integer"))
+    columns = (
+        Column("from", "from", "number"),
+        Column("to", "to", "number"),
+        Column("count", "count", "integer"),
+    )
     rows = tuple(
         (Cell(each["low"]), Cell(each["high"]), Cell(each["count"]), Cell(_bar(each["count"], most)))
         for each in reply["bins"]
     )
-    bad = [f"{reply[key]} {name}" for key, name in (("nan", "NaN"), ("pos_inf", "inf"), ("neg_inf", "-inf")) if reply[key]]
+    bad = [
+        f"{reply[key]} {name}"
+        for key, name in (("nan", "NaN"), ("pos_inf", "inf"), ("neg_inf", "-inf"))
+        if reply[key]
+    ]
     note = f"not finite: {', '.join(bad)}" if bad else ""
     title = f"{reply['name']}, {reply['count']} values"
     return [Table((*columns, Column("bar", "")), rows, title=title, empty="nothing finite", note=note)]
@@ -115,7 +128,14 @@ def _breaks(reply: dict[str, Any]) -> list[Block]:
 
 def _help(reply: dict[str, Any]) -> list[Block]:
     rows = tuple((form, Cell(text)) for form, text in reply["commands"])
-    return [KeyValues(rows), Text("  anything else is Python, over out, args, module, step, site and the names of the line", "quiet")]
+    if len(rows) == 1:
+        return [KeyValues(rows)]
+    return [
+        KeyValues(rows),
+        Text(
+            "  anything else is Python, over out, args, module, step, site and the names of the line", "quiet"
+        ),
+    ]
 
 
 def _text(reply: dict[str, Any]) -> list[Block]:
@@ -128,7 +148,9 @@ def _exactness(reply: dict[str, Any]) -> list[Block]:
         "close": ("note", "this execution equals the recording as far as it could be compared"),
         "diverged": ("warning", "this execution differs from the recording: take what you see as a lead"),
     }
-    severity, text = said.get(reply["replay"], ("warning", "there was nothing in the recording to compare with"))
+    severity, text = said.get(
+        reply["replay"], ("warning", "there was nothing in the recording to compare with")
+    )
     notes = [f"  {note}" for note in reply["notes"]]
     head = f"step {reply['step']}: {reply['operations']} operations"
     return [Heading(head, 1), Callout(severity, text), *(Text(note, "quiet") for note in notes)]
