@@ -12,6 +12,7 @@ from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.capture.torch.leaves import walk
 from clew.model.schema import KIND_INDEX
 from clew.replay.evidence import Evidence, pack
+from clew.replay.fork import rest_openmp as rest_openmp
 from clew.replay.fork import run_forked
 from clew.replay.reenter import Way, find_ways
 from clew.replay.rehearsal import Rehearsal
