@@ -305,7 +305,7 @@ def other_momentum(model):
 
 
 MORE = {
-    "code of a block": (TinyText, {"edit": functional}, "blocks.1.conv", "operation"),
+    "code of a block": (TinyText, {"edit": functional}, "blocks.1", "operation"),
     "dropout on one side": (TinyText, {"edit": dropout_inside}, "blocks.0.act.1", "randomness"),
     "layer on one side": (TinyText, {"edit": layer_inside}, "blocks.0.act.1", "structure"),
     "other class": (TinyText, {"edit": other_class}, "blocks.1.act", "argument"),

@@ -83,6 +83,12 @@ class SiteTable:
         self._sites[number] = replace(site, shape=shape, dtype=dtype, order=order)
         self._changed.add(number)
 
+    def amend(self, number: int, args: str) -> None:
+        """Give a site other arguments: the module was changed while it was watched."""
+        if self._sites[number].args != args:
+            self._sites[number] = replace(self._sites[number], args=args)
+            self._changed.add(number)
+
     def take_changes(self) -> list[Site]:
         """Hand over the sites that are new or different since the last call."""
         changed = [self._sites[number] for number in sorted(self._changed)]

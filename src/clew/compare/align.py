@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from clew.compare.align_rename import find_renamed
 from clew.compare.likeness import Likeness, is_transposed
 from clew.compare.name import own_name, unwrap
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from clew.model.record import Site
 
-HOWS: Final = ("map", "name", "unwrapped", "likeness", "moved", "parent")
+HOWS: Final = ("map", "renamed", "name", "unwrapped", "likeness", "moved", "parent")
 """Why two sites are a pair, from certain to inferred."""
 
 
@@ -96,8 +97,10 @@ def align(
     are hashes of what the sites held at the start (initial weights, first outputs) by name: equal ones tell
     apart places that look alike.
     """
-    search = _Search(a, b, Likeness(a, b, fingerprints or ({}, {})))
+    prints = fingerprints or ({}, {})
+    search = _Search(a, b, Likeness(a, b, prints))
     _join_mapped(search, names or {})
+    _join_renamed(search, find_renamed(a, b, prints))
     for role in ("module", "rest"):
         left = [i for i, site in enumerate(a) if (site.role == "module") == (role == "module")]
         right = [j for j, site in enumerate(b) if (site.role == "module") == (role == "module")]
@@ -114,6 +117,16 @@ def _join_mapped(search: _Search, names: Mapping[str, str]) -> None:
     for first, second in names.items():
         if first in left and second in right:
             search.join(left[first], right[second], "map")
+
+
+def _join_renamed(search: _Search, names: Mapping[str, str]) -> None:
+    """Pair what stands under another path, where kind and shape do not speak against it."""
+    left = {site.name: i for i, site in enumerate(search.a)}
+    right = {site.name: j for j, site in enumerate(search.b)}
+    for first, second in names.items():
+        i, j = left[first], right[second]
+        if i not in search.partner and j not in search.taken and search.likeness.is_kin(i, j):
+            search.join(i, j, "unwrapped" if unwrap(first) == unwrap(second) else "renamed")
 
 
 def _join_by_parent(search: _Search, left: Sequence[int], right: Sequence[int]) -> None:

@@ -13,19 +13,17 @@ import numpy as np
 
 from clew.compare.cause_forward import find_forward_origin, judge_module
 from clew.compare.diff_sides import differing_numbers, differing_seeds
+from clew.compare.name import unwrap
 from clew.compare.origin import Origin
 from clew.model.schema import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from clew.compare.diff_rows import Columns, Rows
     from clew.compare.diff_sides import Sides
-
-MOST_PARAMETERS: Final = 0.5
-"""When more than this share of the random initial weights differ and the seeds do too, the seed is the cause."""
 
 
 @dataclass(slots=True)
@@ -71,7 +69,10 @@ class StepCase:
     def origin(self, row: int, phase: str, cause: str, reason: str, **more: Any) -> Origin:
         """Return a row as the origin of the difference."""
         pair = int(self.rows["pair"][row])
-        a, b = self.sides.site_pair(pair)
+        a, b = (
+            self.sides.module_of(site, run)
+            for site, run in zip(self.sides.site_pair(pair), "ab", strict=True)
+        )
         kind = KINDS[self.rows["kind"][row]]
         return Origin(
             self.step,
@@ -103,8 +104,8 @@ def _look_at_seeds(case: StepCase) -> Origin | None:
     if not case.is_first or seeds is None or row < 0:
         return None
     random = case.rows.is_kind("param") & (case.rows.a["std"] > 0)
-    if (case.different & random).sum() <= MOST_PARAMETERS * random.sum():
-        return None
+    if (random & ~case.different).any():
+        return None  # with another seed nothing that is drawn comes out the same
     differ, count = case.count("param")
     reason = f"{differ} of {count} initial weights differ, and the seeds do: {seeds[0]} in a, {seeds[1]} in b"
     return case.origin(row, "weights", "randomness", reason)
@@ -166,6 +167,8 @@ def _look_at_weights(case: StepCase) -> Origin | None:
     row = case.first_of("param")
     if row < 0:
         return None
+    if case.is_first and (missing := _find_missing(case, row)) is not None:
+        return missing
     differ, count = case.count("param")
     many = f"{differ} of {count} weights differ"
     if case.is_first:
@@ -183,22 +186,47 @@ def _look_at_weights(case: StepCase) -> Origin | None:
     return case.origin(row, "weights", _cause_of(numbers), reason)
 
 
+def _find_missing(case: StepCase, row: int) -> Origin | None:
+    """Return the parameter that one side lacks and that stands before the first weight that differs.
+
+    Where one is not drawn, all that are drawn after it come out otherwise: they are the consequence.
+    """
+    if case.sides.is_fragment:
+        return None
+    a, b = case.sides.site_pair(int(case.rows["pair"][row]))
+    drawn = case.different & case.rows.is_kind("param") & (case.rows.a["std"] > 0)
+    for side, name in _lone_parameters(case):
+        sites, first = (case.sides.sites_a, a) if side == "a" else (case.sides.sites_b, b)
+        is_near = unwrap(name).rpartition(".")[0] == unwrap(first.name).rpartition(".")[0]
+        if drawn.sum() > 1 and (sites[name].id < first.id or is_near):
+            return _say_missing(case, side, name, consequence=int(drawn.sum()))
+    return None
+
+
+def _lone_parameters(case: StepCase) -> Iterator[tuple[str, str]]:
+    """Yield side and name of the parameters that one side lacks, of modules that both have."""
+    for side, names in (("a", case.sides.alignment.only_a), ("b", case.sides.alignment.only_b)):
+        sites = case.sides.sites_a if side == "a" else case.sides.sites_b
+        alone = set(names)
+        for name in names:
+            parent = name.rpartition(".")[0]
+            if sites[name].role == "parameter" and parent in sites and parent not in alone:
+                yield side, name
+
+
+def _say_missing(case: StepCase, side: str, name: str, *, consequence: int = 0) -> Origin:
+    reason = f"run {'b' if side == 'a' else 'a'} has no such parameter"
+    if consequence:
+        reason += f"; {consequence} weights that were drawn after it differ for that reason"
+    return Origin(case.step, "weights", name, "param", "structure", reason, side=side)
+
+
 def _look_at_parameters(case: StepCase) -> Origin | None:
     """A parameter that one side lacks, of a module that both have: a missing bias."""
     if case.sides.is_fragment or not case.is_first:
         return None
-    for side, names, sites in (
-        ("a", case.sides.alignment.only_a, case.sides.sites_a),
-        ("b", case.sides.alignment.only_b, case.sides.sites_b),
-    ):
-        alone = set(names)
-        for name in names:
-            parent = name.rpartition(".")[0]
-            if sites[name].role == "parameter" and "@" not in name and parent and parent not in alone:
-                other = "b" if side == "a" else "a"
-                reason = f"run {other} has no such parameter"
-                return Origin(case.step, "weights", name, "param", "structure", reason, side=side)
-    return None
+    found = next(_lone_parameters(case), None)
+    return _say_missing(case, *found) if found is not None else None
 
 
 def _look_at_loss(case: StepCase) -> Origin | None:

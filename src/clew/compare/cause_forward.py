@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from clew.compare.diff_sides import differing_arguments, differing_seeds, float_dtypes
+from clew.compare.code import draws, judge_code, narrows
+from clew.compare.diff_sides import code_of, differing_arguments, float_dtypes, later_arguments
 from clew.compare.name import short_type
 from clew.compare.origin import Origin
 from clew.model.schema import KINDS
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from clew.model.record import Site
 
 _FORWARD = ("input", "output")
+HALF_ERROR: Final = 2.0**-8
+"""How far the statistics of a product in half precision are off at most."""
 
 
 def find_forward_origin(case: StepCase) -> Origin | None:
@@ -45,18 +49,28 @@ def judge_module(case: StepCase, row: int) -> Origin:
     """Return why the module of a row gives another result from equal inputs and weights."""
     if narrow := _find_narrow(case, row):
         return case.origin(row, "forward", "precision", narrow, is_within=False)
-    for a, b in _owners(case, row):
-        found = _judge_arguments(case, row, a, b)
-        if found is not None:
-            return found
+    owners = list(_owners(case, row))
+    for judge in (_judge_arguments, _judge_code, _judge_draws):
+        for a, b in owners:
+            found = judge(case, row, a, b)
+            if found is not None:
+                return found
     equal = _say_equal(case)
-    if case.errors[row] <= case.tolerances[case.rows["pair"][row]]:
+    error, pair = case.errors[row], case.rows["pair"][row]
+    if error <= case.tolerances[pair]:
         reason = f"{equal} and the results differ by no more than rounding"
         return case.origin(row, "forward", "precision", reason)
-    if seeds := differing_seeds(case.sides):
-        reason = f"{equal}; the seeds are not ({seeds[0]} in a, {seeds[1]} in b)"
-        return case.origin(row, "forward", "randomness", reason)
+    if error <= HALF_ERROR and _is_product(case, row):
+        reason = f"{equal}, so are arguments and code, and the results differ as those of lower precision do"
+        return case.origin(row, "forward", "precision", reason, is_within=False)
     return case.origin(row, "forward", "operation", f"{equal}: {_say_where(case, row)}")
+
+
+def _is_product(case: StepCase, row: int) -> bool:
+    """Whether a row is of a module that multiplies matrices, with arguments and code known for both sides."""
+    site, _ = next(_owners(case, row))
+    kind = short_type(site.type)
+    return bool(site.args) and any(word in kind for word in ("linear", "conv", "attention", "bilinear"))
 
 
 def _say_equal(case: StepCase) -> str:
@@ -95,29 +109,78 @@ def _owners(case: StepCase, row: int) -> Iterator[tuple[Site, Site]]:
             yield site, sides.sites_b[names[site.name]]
 
 
+def _place(case: StepCase, row: int, a: Site, b: Site) -> dict[str, Any]:
+    """Return what an origin must say when the cause lies in a module around the row's own."""
+    own = case.sides.site_pair(int(case.rows["pair"][row]))[0]
+    return {} if a.name == own.name else {"site": a.name, "site_b": b.name, "op": a.type}
+
+
 def _judge_arguments(case: StepCase, row: int, a: Site, b: Site) -> Origin | None:
     own = case.sides.site_pair(int(case.rows["pair"][row]))
     is_own = a.name in (own[0].name, own[0].name.rpartition(".")[0])
-    place: dict[str, Any] = {} if a.name == own[0].name else {"site": a.name, "site_b": b.name, "op": a.type}
+    place = _place(case, row, a, b)
     kinds = {short_type(a.type), short_type(b.type)}
-    is_random = any(is_dropout(kind) for kind in kinds)
     arguments = differing_arguments(a, b)
-    if place:
+    if not arguments and not case.is_first:
+        arguments = later_arguments(a, b)
+    if place and not _is_leaf_of(own[0], a):
         # The mode of a module around says little: its parts have modes of their own.
         arguments.pop("training", None)
+    is_random = any(is_dropout(kind) for kind in kinds)
     if is_own and a.type and b.type and len(kinds) > 1 and not a.name.startswith("("):
         reason = f"it is {_class(a)} in a and {_class(b)} in b"
-        cause = "randomness" if is_random else "argument"
+        cause = "randomness" if is_random else "precision" if _is_narrowing(a, b) else "argument"
         return case.origin(row, "forward", cause, reason, is_within=False, **place)
     if not arguments:
-        if not (is_random and is_own):
-            return None
-        reason = "it drew other random numbers: inputs are equal, the state of the generators was not"
-        return case.origin(row, "forward", "randomness", reason, is_within=False, **place)
+        return None
     told = ", ".join(f"{name} is {x} in a and {y} in b" for name, (x, y) in list(arguments.items())[:4])
     is_random |= any(is_dropout(name) for name in arguments)
     cause = "randomness" if is_random else "argument"
     return case.origin(row, "forward", cause, told, is_within=False, **place)
+
+
+def _is_narrowing(a: Site, b: Site) -> bool:
+    """Whether one of two classes alone has code that converts to a narrow type."""
+    return narrows(code_of(a)) != narrows(code_of(b))
+
+
+def _is_leaf_of(leaf: Site, module: Site) -> bool:
+    return leaf.role == "leaf" and leaf.parent == module.id
+
+
+def _judge_code(case: StepCase, row: int, a: Site, b: Site) -> Origin | None:
+    """The words of the code tell what was changed there, as long as both runs had one kind of Python."""
+    if case.sides.a.info.python.split(".")[:2] != case.sides.b.info.python.split(".")[:2]:
+        return None
+    change = judge_code(code_of(a), code_of(b))
+    if change is None:
+        return None
+    return case.origin(
+        row, "forward", change.cause, change.reason, is_within=False, **_place(case, row, a, b)
+    )
+
+
+def _judge_draws(case: StepCase, row: int, a: Site, b: Site) -> Origin | None:
+    """A module that leaves elements out at random has left out others, with all around it equal."""
+    own = case.sides.site_pair(int(case.rows["pair"][row]))[0]
+    if a.name not in (own.name, own.name.rpartition(".")[0], own.name.partition("[")[0]):
+        return None
+    if not any(_draws(site) for site in (a, b)):
+        return None
+    if is_dropout(a.type) and 0 < case.rows.a["zero"][row] == case.rows.b["zero"][row] > 1:
+        return None  # as many zeros: it left out the same, and was given something else
+    reason = "it drew other random numbers: inputs are equal, the state of the generators was not"
+    return case.origin(row, "forward", "randomness", reason, is_within=False, **_place(case, row, a, b))
+
+
+def _draws(site: Site) -> bool:
+    """Whether a module draws random numbers: dropout with a share above zero, or code that calls it."""
+    share = re.search(r"(?:^|; )(?:p|rate|drop_prob|dropout|dropout_p)=([\d.e-]+)(?:;|$)", site.args)
+    if share is not None and float(share.group(1)) == 0.0:
+        return False
+    return (
+        is_dropout(site.type) or (share is not None and "dropout" in share.group(0)) or draws(code_of(site))
+    )
 
 
 def is_dropout(word: str) -> bool:
@@ -139,11 +202,19 @@ def _find_lone(case: StepCase, row: int) -> Origin | None:
         if index < 0:
             continue
         site = sites[run.sites[lone["site"][index]].name]
+        if (found := _judge_bypass(case, row)) is not None:
+            return found
         cause = "randomness" if is_dropout(site.type) else "structure"
         what = "calls it here" if lone["pair"][index] >= 0 else "has it"
         reason = f"only run {side} {what}, and what comes after it differs"
         return Origin(case.step, "forward", site.name, "output", cause, reason, side=side, op=site.type)
     return None
+
+
+def _judge_bypass(case: StepCase, row: int) -> Origin | None:
+    """Return the code around that computes in lower precision or at random what the other run has a module for."""
+    found = [_judge_code(case, row, a, b) for a, b in _owners(case, row)]
+    return next((one for one in found if one is not None and one.cause in ("precision", "randomness")), None)
 
 
 def _first_guilty(case: StepCase, row: int, lone: Columns, seqs: Any, side: str) -> int:

@@ -22,6 +22,7 @@ STATS: Final = (
     "nan",
     "pos_inf",
     "neg_inf",
+    "zero",
     "min",
     "max",
     "mean",

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 BY_HAND: Final = "recorded_by_hand"
 """The setting of a run that was put together from arrays: what it lacks says nothing about the model."""
 
+CODE: Final = "forward()"
+LATER: Final = "then."
+"""In the arguments of a module: the words of its code, and what was changed while it was watched."""
+
 STAT_FACTOR: Final = 4.0
 """Statistics may be this many tolerances of their dtype apart: small errors add up from site to site."""
 
@@ -52,6 +56,13 @@ class Sides:
         """Return both sites of a pair."""
         names = self.pairs[pair]
         return self.sites_a[names.a], self.sites_b[names.b]
+
+    def module_of(self, site: Site, run: str) -> Site:
+        """Return the module that a leaf of an output belongs to; any other site stands for itself."""
+        if site.role != "leaf" or site.parent < 0:
+            return site
+        sites = self.sites_a if run == "a" else self.sites_b
+        return next((each for each in sites.values() if each.id == site.parent), site)
 
     def by_statistics(self) -> NDArray[np.bool_]:
         """Return which pairs cannot be compared by hash: turned matrices, whole numbers of other widths."""
@@ -150,7 +161,30 @@ def differing_arguments(a: Site, b: Site) -> dict[str, tuple[str, str]]:
     first, second = _parse(a.args), _parse(b.args)
     names = [*first, *(name for name in second if name not in first)]
     pairs = {name: (first.get(name, "absent"), second.get(name, "absent")) for name in names}
-    return {name: values for name, values in pairs.items() if values[0] != values[1]}
+    return {
+        name: values
+        for name, values in pairs.items()
+        if values[0] != values[1] and name != CODE and not name.startswith(LATER)
+    }
+
+
+def later_arguments(a: Site, b: Site) -> dict[str, tuple[str, str]]:
+    """Return the plain attributes that were changed while the modules were watched and differ since."""
+    first, second = _parse(a.args), _parse(b.args)
+    names = [name.removeprefix(LATER) for name in (*first, *second) if name.startswith(LATER)]
+    last = [
+        {name: side.get(LATER + name, side.get(name, "absent")) for name in names} for side in (first, second)
+    ]
+    return {
+        name: (last[0][name], last[1][name])
+        for name in names
+        if last[0][name] != last[1][name] and name != CODE
+    }
+
+
+def code_of(site: Site) -> str:
+    """Return the words of the code of a module's forward, as far as it is the user's own."""
+    return site.args.partition(f"{CODE}=")[2].partition("; ")[0] if f"{CODE}=" in site.args else ""
 
 
 def _parse(text: str) -> dict[str, str]:

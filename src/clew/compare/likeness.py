@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,10 @@ DISTANCE: Final = -1.0
 NEEDED: Final = -2.0
 """Points of a pair of sites; the sum must be above zero. ``NEEDED`` is where each starts, so that position alone
 or one weak hint pairs nothing."""
+
+
+_ORPHAN: Final = re.compile(r"optimizer\d*\.\d+$")
+"""A parameter that an optimizer has and no module: it stands for none that a module has."""
 
 
 def is_transposed(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -61,7 +66,7 @@ class Likeness:
         owned = _own_parameters(sites)
         rows = [
             (
-                self._code(("role", site.role)),
+                self._code(("role", site.role, bool(_ORPHAN.match(site.name)))),
                 self._code(("name", unwrap(site.name))),
                 self._code(("own", own_name(site.name))),
                 self._code(("kind", short_type(site.type)) if site.role == "module" and site.type else None),
@@ -121,6 +126,14 @@ class Likeness:
             if mine and other and mine != other:
                 return False
         return bool(self._left["role"][i] == self._right["role"][j])
+
+    def is_kin(self, i: int, j: int) -> bool:
+        """Whether two sites can be one place: role and kind agree, and the shape of a tensor does."""
+        for key in ("kind", "role"):
+            mine, other = self._left[key][i], self._right[key][j]
+            if mine and other and mine != other:
+                return False
+        return bool(self._left["kind"][i]) or self.is_possible(i, j)
 
     def is_possible(self, i: int, j: int) -> bool:
         """Whether two parameters of paired modules can be one: equal or turned shapes, where known."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.code import describe_code
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,8 +17,10 @@ _PLAIN: Final = (bool, int, float, str, torch.dtype)
 
 
 def describe_arguments(module: torch.nn.Module) -> str:
-    """Return ``name=value`` of the module's plain attributes, ``; `` between them."""
-    return "; ".join(f"{name}={text}" for name, text in _plain_attributes(module))[:_MOST_CHARACTERS]
+    """Return ``name=value`` of the module's plain attributes, ``; `` between them, and last ``forward()=`` its code."""
+    plain = "; ".join(f"{name}={text}" for name, text in _plain_attributes(module))[:_MOST_CHARACTERS]
+    code = describe_code(module)
+    return "; ".join(part for part in (plain, f"forward()={code}" if code else "") if part)
 
 
 def _plain_attributes(module: torch.nn.Module) -> Iterator[tuple[str, str]]:

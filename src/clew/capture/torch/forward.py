@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.assemble import SITE_SHIFT
 from clew.capture.clock import CLEW, EVAL, FORWARD
+from clew.capture.torch.argument_probe import ArgumentProbe
+from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_INPUT, KIND_OUTPUT, Call
 from clew.capture.torch.registry import MAX_CALLS
@@ -25,9 +28,6 @@ if TYPE_CHECKING:
     from clew.capture.torch.registry import ModuleEntry
     from clew.capture.torch.roots import Roots
 
-_HOOK_SECONDS: Final = 4e-6
-"""What torch spends on calling one gradient hook, where our clock cannot see it."""
-
 EVAL_TAG: Final = 1 << 16
 
 
@@ -37,37 +37,6 @@ class _Thread(threading.local):
     depth = 0
     recording = False
     tag = 0
-
-
-class GradientHook:
-    """Measures the gradient at one module output when backward reaches the node that made it."""
-
-    __slots__ = ("index", "recorder", "targets")
-
-    def __init__(self, recorder: Recorder, index: int, site: int, tag: int) -> None:
-        self.recorder = recorder
-        self.index = index
-        self.targets = [(site, tag)]
-
-    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
-        """Measure the gradient that arrives, for every module whose output this is."""
-        recorder = self.recorder
-        gradient = gradients[self.index]
-        if gradient is None or recorder.asleep or not recorder.due:
-            return
-        before = recorder.clock.switch(CLEW)
-        try:
-            row = -1
-            for site, tag in self.targets:
-                if row < 0:
-                    row = recorder.measure(gradient, site, tag)
-                else:
-                    recorder.repeat(row, gradient, site, tag=tag)
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            recorder.guard.fault(error, f"gradient at {self.targets[0][0]}", step=recorder.step)
-        finally:
-            recorder.clock.charge(_HOOK_SECONDS)
-            recorder.clock.switch(before)
 
 
 class ForwardLens:
@@ -84,11 +53,14 @@ class ForwardLens:
         self._last_version = -1
         self._last_serial = -1
         self._last_row = -1
-        self._last_hook: GradientHook | None = None
+        self._last_targets: list[int] | None = None
+        self._gradients = GradientHooks(recorder)
 
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
         patches.replace(torch.nn.Module, "_call_impl", self._make_call)
+        patches.on_undo(self._gradients.forget)
+        ArgumentProbe(self.recorder).install(patches)
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling
@@ -220,37 +192,37 @@ class ForwardLens:
 
     def _record_leaf(self, site: int, tensor: torch.Tensor, tag: int) -> None:
         recorder = self.recorder
-        version = 0 if tensor.is_inference() else tensor._version
-        same = (
-            self._last() is tensor and self._last_version == version and self._last_serial == recorder.serial
-        )
+        has_gradient = tensor.requires_grad
+        version = tensor._version if has_gradient or not tensor.is_inference() else 0
+        if self._last() is tensor and self._last_version == version and self._last_serial == recorder.serial:
+            self._record_again(site, tensor, tag)
+            return
         row = -1
         if self._wants_output and not recorder.in_backward:
-            if same and self._last_row >= 0:
-                row = recorder.repeat(self._last_row, tensor, site, tag=tag | KIND_OUTPUT)
-            else:
-                row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
-        hook = self._last_hook if same else None
-        if self._wants_gradient and tensor.requires_grad:
-            hook = self._watch_gradient(tensor, site, tag | KIND_GRAD_OUTPUT, hook)
+            row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
+        targets = None
+        if has_gradient and self._wants_gradient:
+            targets = self._gradients.watch(tensor, site << SITE_SHIFT | tag | KIND_GRAD_OUTPUT)
         self._last = weakref.ref(tensor)
         self._last_version = version
         self._last_serial = recorder.serial
         self._last_row = row
-        self._last_hook = hook
+        self._last_targets = targets
 
-    def _watch_gradient(
-        self, tensor: torch.Tensor, site: int, tag: int, known: GradientHook | None
-    ) -> GradientHook | None:
-        if known is not None:
-            known.targets.append((site, tag))
-            return known
-        node = tensor.grad_fn
-        if node is None:
-            return None
-        hook = GradientHook(self.recorder, tensor.output_nr, site, tag)
-        self.recorder.handles.append(node.register_prehook(hook))
-        return hook
+    def _record_again(self, site: int, tensor: torch.Tensor, tag: int) -> None:
+        """Give a module the numbers of the one inside it whose output it returned as it was."""
+        recorder = self.recorder
+        if self._wants_output and not recorder.in_backward:
+            if self._last_row >= 0:
+                recorder.repeat(self._last_row, tensor, site, tag=tag | KIND_OUTPUT)
+            else:
+                self._last_row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
+        if self._wants_gradient and tensor.requires_grad:
+            key = site << SITE_SHIFT | tag | KIND_GRAD_OUTPUT
+            if self._last_targets is None:
+                self._last_targets = self._gradients.watch(tensor, key)
+            else:
+                self._last_targets.append(key)
 
     def _record_inputs(self, entry: ModuleEntry, args: Any, kwargs: Any, tag: int) -> None:
         given = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
@@ -268,7 +240,7 @@ class ForwardLens:
         return site
 
     def _forget_last(self) -> None:
-        self._last, self._last_version, self._last_row, self._last_hook = _nothing, -1, -1, None
+        self._last, self._last_version, self._last_row, self._last_targets = _nothing, -1, -1, None
 
 
 def _nothing() -> None:

@@ -124,6 +124,24 @@ class Registry:
         self._keep(module, name, tree, self.modules)
         return entry
 
+    def living_modules(self) -> Iterator[torch.nn.Module]:
+        """Yield every known module that is still there."""
+        for key in list(self.modules):
+            reference = self._references.get(key)
+            module = reference() if reference is not None else None
+            if module is not None:
+                yield module
+
+    def describe_again(self) -> None:
+        """Add to the arguments of each module those that are others now, as ``then.name=value``."""
+        for module in self.living_modules():
+            site = self.modules[id(module)].site
+            before = self._sites[site].args.partition("; then.")[0]
+            now = describe_arguments(module)
+            known = {*before.split("; "), f"training={module.training}"}
+            changed = [f"then.{part}" for part in now.split("; ") if part not in known]
+            self._sites.amend(site, "; ".join([before, *changed]))
+
     def name_parameters(self, parameters: Iterable[torch.Tensor], prefix: str) -> list[TensorEntry]:
         """Return the entries of parameters, naming by position those that no known module owns."""
         entries = []
