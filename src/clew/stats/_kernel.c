@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "_clock.h"
 #include "_tasks.h"
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -15,6 +16,8 @@
 
 enum { MAX_TYPES = 8, MAX_DTYPES = 32, QUESTIONS = 7 };
 enum { THREAD_BYTES = 4 << 20, FREE_BYTES = 1 << 20 }; /* from where threads, and letting other Python threads run, pay */
+
+#define FAST(name, function, doc) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, doc}
 
 /* What `configure` was told about torch. */
 static PyObject *plain_type[MAX_TYPES];
@@ -477,7 +480,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
     Py_RETURN_NONE;
 }
 
-#define FAST(name, function, doc) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, doc}
+#include "_tray.h"
 
 static PyMethodDef methods[] = {
     FAST("configure", configure, configure_doc),
@@ -504,5 +507,10 @@ PyMODINIT_FUNC PyInit__kernel(void)
     str_dtype = PyUnicode_InternFromString("dtype");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
     str_shape = PyUnicode_InternFromString("shape");
-    return str_dtype && str_is_cpu && str_shape ? PyModule_Create(&definition) : NULL;
+    PyObject *module = str_dtype && str_is_cpu && str_shape ? PyModule_Create(&definition) : NULL;
+#ifdef HAVE_CLOCK
+    if (module && !add_types(module))
+        Py_CLEAR(module);
+#endif
+    return module;
 }

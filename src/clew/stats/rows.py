@@ -15,7 +15,7 @@ from clew.stats.compiled import load_kernel
 from clew.stats.readable import Reading, read, subtract, undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -60,6 +60,8 @@ class Rows:
         self.values: NDArray[np.float64] = np.full((capacity, len(STAT_NAMES)), np.nan)
         self.hashes: NDArray[np.uint64] | None = np.zeros(capacity, np.uint64) if hashes else None
         self.hists: NDArray[np.uint32] | None = np.zeros((capacity, HIST_BINS), np.uint32) if hists else None
+        self.on_moved: Callable[[], None] = _nobody
+        """Called when the table has moved to another place in memory."""
         self._log: list[_Waiting | _Merge] = []
         self._outgrown: list[object] = []
         self._find_addresses()
@@ -69,6 +71,16 @@ class Rows:
         self._values_at = self.values.ctypes.data
         self._hashes_at = 0 if self.hashes is None else self.hashes.ctypes.data
         self._hists_at = 0 if self.hists is None else self.hists.ctypes.data
+        self.on_moved()
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there is room for."""
+        return self._capacity
+
+    def locate(self) -> tuple[int, int, int]:
+        """Return the addresses of the first row, its hash and its histogram; 0 for what is not kept."""
+        return self._values_at, self._hashes_at, self._hists_at
 
     def measure(self, tensor: torch.Tensor, row: int, *, hash: bool = False, hist: bool = False) -> None:
         """Measure one tensor into a row; raises UnsupportedTensor when it has no readable values."""
@@ -292,6 +304,10 @@ def _fetch(entries: list[_Waiting]) -> list[NDArray[np.int64]]:
             for i, entry in local:
                 fetched[i] = host[start : (start := start + entry.packed.numel())]
     return [fetched[i] for i in range(len(entries))]
+
+
+def _nobody() -> None:
+    pass
 
 
 _Number = TypeVar("_Number", bound=np.generic)

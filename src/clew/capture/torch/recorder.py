@@ -15,7 +15,7 @@ from clew.capture.assemble import (
     SITE_SHIFT,
     Layout,
 )
-from clew.capture.clock import CLEW, StepClock
+from clew.capture.clock import CLEW, StepClock, make_clock
 from clew.capture.draft import Draft
 from clew.capture.guard import Guard
 from clew.capture.provenance import read_rank
@@ -28,7 +28,7 @@ from clew.capture.turns import take_turns
 from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord
 from clew.model.schema import KIND_INDEX
-from clew.stats.rows import Rows
+from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from clew.capture.torch.registry import ModuleEntry
     from clew.model.record import Batch
     from clew.model.sink import Sink
+    from clew.stats._kernel import Tray
 
 _STEPS_AFTER_FINDING: Final = 3
 _MOST_BAD_STEPS: Final = 10
@@ -90,11 +91,14 @@ class Recorder:
         )
         self.sites = SiteTable(settings.sites)
         self.registry = Registry(self.sites)
-        self.clock = StepClock()
+        self.clock = make_clock()
         self.rows = Rows(hashes=settings.hashes, hists=settings.histograms)
         self.wants = {kind: kind in settings.kinds for kind in KIND_INDEX}
         self.on_step = on_step
         self.lock = threading.RLock()
+        self.tray = self._make_tray()
+        self.measure = self.measure_slowly if self.tray is None else self.tray.measure
+        """Measures a tensor into the next row, given its site and tag; returns the row, -1 where it cannot be seen."""
         self.asleep = True
         self.step = 0
         self.serial = 0
@@ -156,8 +160,18 @@ class Recorder:
 
     # ---------------------------------------------------------------- rows
 
-    def measure(self, tensor: torch.Tensor, site: int, tag: int) -> int:
-        """Measure a tensor into the next row and return the row, or -1 where it cannot be seen."""
+    def _make_tray(self) -> Tray | None:
+        """Return the short way for rows, where the kernel is in use."""
+        if KERNEL is None or isinstance(self.clock, StepClock):
+            return None
+        tray: Tray = KERNEL.Tray(self, self.sites.shapes, self.lock, self.clock)
+        rows = self.rows
+        rows.on_moved = lambda: tray.aim(rows.capacity, *rows.locate())
+        rows.on_moved()
+        return tray
+
+    def measure_slowly(self, tensor: torch.Tensor, site: int, tag: int) -> int:
+        """Measure any tensor into the next row; the twin of the short way, and where that cannot go on."""
         with self.lock:
             keys = self.keys
             row = len(keys)
@@ -216,6 +230,10 @@ class Recorder:
         self.copies.append((len(self.keys), row))
         self.keys.append(site << SITE_SHIFT | tag)
         return row
+
+    def fault_at_gradient(self, error: Exception, key: int) -> None:
+        """Answer for a fault in the short way of a gradient."""
+        self.guard.fault(error, f"gradient at {key >> SITE_SHIFT}", step=self.step)
 
     def note_unseen(self, site: int, reason: UnsupportedTensor) -> None:
         """Keep why a site could not be measured; said in the record, never guessed."""

@@ -1,0 +1,377 @@
+/* Where the rows of a step are put down, and the hook that puts a gradient there: what `Recorder.measure` and
+   `GradientHook` do in Python, without a Python frame. Right after a matrix product the caches are full of numbers,
+   and every line of Python has to come from far away.
+
+   Includes nothing: it is a part of _kernel.c. The owner is the recorder; its lists are looked up by name each time. */
+
+#ifdef HAVE_CLOCK
+
+static PyObject *str_keys, *str_copies, *str_asleep, *str_due, *str_slowly, *str_describe, *str_fault;
+
+enum { SITE_SHIFT = 32 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner, *shapes, *acquire, *release;
+    Clock *clock;
+    Target target;
+    int64_t capacity;
+} Tray;
+
+typedef struct {
+    PyObject_HEAD
+    Tray *tray;
+    PyObject *targets;
+    double call_seconds;
+} Hook;
+
+static PyTypeObject *tray_type, *clock_type;
+
+static void *allocate(PyTypeObject *type)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return alloc(type, 0);
+}
+
+static void release_object(PyObject *self, inquiry clear)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    release(self);
+    Py_DECREF(type);
+}
+
+static int intern_names(void)
+{
+    const struct {
+        PyObject **to;
+        const char *name;
+    } names[] = {{&str_keys, "keys"},         {&str_copies, "copies"},     {&str_asleep, "asleep"}, {&str_due, "due"},
+                 {&str_slowly, "measure_slowly"}, {&str_describe, "describe"}, {&str_fault, "fault_at_gradient"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!(*names[i].to = PyUnicode_InternFromString(names[i].name)))
+            return 0;
+    return 1;
+}
+
+/* ---------------------------------------------------------------- the tray */
+
+static int traverse_tray(PyObject *self, visitproc visit, void *arg)
+{
+    Tray *tray = (Tray *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(tray->owner);
+    Py_VISIT(tray->shapes);
+    Py_VISIT(tray->acquire);
+    Py_VISIT(tray->release);
+    Py_VISIT(tray->clock);
+    return 0;
+}
+
+static int clear_tray(PyObject *self)
+{
+    Tray *tray = (Tray *)self;
+    Py_CLEAR(tray->owner);
+    Py_CLEAR(tray->shapes);
+    Py_CLEAR(tray->acquire);
+    Py_CLEAR(tray->release);
+    Py_CLEAR(tray->clock);
+    return 0;
+}
+
+static void free_tray(PyObject *self)
+{
+    release_object(self, clear_tray);
+}
+
+static PyObject *make_tray(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *owner, *shapes, *lock;
+    Clock *clock;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "OO!OO!", &owner, &PyList_Type, &shapes, &lock, clock_type, &clock))
+        return NULL;
+    Tray *tray = allocate(type);
+    if (!tray)
+        return NULL;
+    Py_INCREF(tray->owner = owner);
+    Py_INCREF(tray->shapes = shapes);
+    Py_INCREF(tray->clock = clock);
+    tray->acquire = PyObject_GetAttrString(lock, "acquire");
+    tray->release = PyObject_GetAttrString(lock, "release");
+    if (!tray->acquire || !tray->release)
+        Py_CLEAR(tray);
+    return (PyObject *)tray;
+}
+
+/* aim(capacity, row, hash, hist): where the rows are now. */
+static PyObject *aim_tray(PyObject *self, PyObject *args)
+{
+    Tray *tray = (Tray *)self;
+    unsigned long long row, hash, hist;
+    long long capacity;
+    if (!PyArg_ParseTuple(args, "LKKK", &capacity, &row, &hash, &hist))
+        return NULL;
+    tray->capacity = capacity;
+    tray->target = (Target){(double *)(uintptr_t)row, (uint64_t *)(uintptr_t)hash, (uint32_t *)(uintptr_t)hist};
+    Py_RETURN_NONE;
+}
+
+static int call_quietly(PyObject *callable)
+{
+    PyObject *answer = PyObject_CallObject(callable, NULL);
+    Py_XDECREF(answer);
+    return answer != NULL;
+}
+
+static int append_number(PyObject *list, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    int failed = !number || PyList_Append(list, number) < 0;
+    Py_XDECREF(number);
+    return !failed;
+}
+
+/* Whether the site has been told this shape; a tensor without one has not. */
+static int is_described(Tray *tray, PyObject *tensor, int64_t site)
+{
+    PyObject *known = PyList_GetItem(tray->shapes, site);
+    PyObject *shape = known ? PyObject_GetAttr(tensor, str_shape) : NULL;
+    int same = shape ? PyObject_RichCompareBool(known, shape, Py_EQ) : 0;
+    Py_XDECREF(shape);
+    PyErr_Clear();
+    return same == 1;
+}
+
+static int describe_site(Tray *tray, PyObject *tensor, int64_t site)
+{
+    if (is_described(tray, tensor, site))
+        return 1;
+    PyObject *number = PyLong_FromLongLong(site);
+    PyObject *answer = number ? PyObject_CallMethodObjArgs(tray->owner, str_describe, number, tensor, NULL) : NULL;
+    Py_XDECREF(number);
+    Py_XDECREF(answer);
+    return answer != NULL;
+}
+
+/* Measure a plain tensor into the next row. -1: not plain, nothing done; -2: with an error set. */
+static int64_t put_down(Tray *tray, PyObject *keys, PyObject *tensor, int64_t key)
+{
+    Layout layout;
+    Task task;
+    Piece piece;
+    Py_ssize_t row = PyList_Size(keys);
+    if (row < 0)
+        return -2;
+    if (row >= tray->capacity || is_observed() || !read_tensor(tensor, count_wants(&tray->target), &task, &layout))
+        return -1;
+    if (!append_number(keys, key))
+        return -2;
+    PyObject *asked = PyLong_FromLong(0);
+    int threads = choose_threads(count_bytes(&task), asked);
+    Py_XDECREF(asked);
+    if (task.layout)
+        measure_layout(&task, &layout, &piece, threads);
+    else
+        run_unlocked(&task, 1, &piece, count_bytes(&task), threads);
+    write_target(&piece, &task, &tray->target, row);
+    return describe_site(tray, tensor, key >> SITE_SHIFT) ? row : -2;
+}
+
+static int64_t measure_slowly(Tray *tray, PyObject *tensor, int64_t key)
+{
+    PyObject *site = PyLong_FromLongLong(key >> SITE_SHIFT), *tag = PyLong_FromLongLong(key & 0xFFFFFFFF);
+    PyObject *answer = site && tag ? PyObject_CallMethodObjArgs(tray->owner, str_slowly, tensor, site, tag, NULL) : NULL;
+    int64_t row = answer ? PyLong_AsLongLong(answer) : -2;
+    Py_XDECREF(site);
+    Py_XDECREF(tag);
+    Py_XDECREF(answer);
+    return row;
+}
+
+/* Measure any tensor into the next row; -1 where it cannot be seen, -2 with an error set. */
+static int64_t take_tensor(Tray *tray, PyObject *tensor, int64_t key)
+{
+    if (!call_quietly(tray->acquire))
+        return -2;
+    PyObject *keys = PyObject_GetAttr(tray->owner, str_keys);
+    int64_t row = keys ? put_down(tray, keys, tensor, key) : -2;
+    if (row == -1)
+        row = measure_slowly(tray, tensor, key);
+    Py_XDECREF(keys);
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    call_quietly(tray->release);
+    PyErr_Restore(type, value, trace);
+    return row;
+}
+
+static PyObject *tray_measure(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    if (!check_count(n, 3))
+        return NULL;
+    int64_t site = PyLong_AsLongLong(args[1]), tag = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t row = take_tensor((Tray *)self, args[0], site << SITE_SHIFT | tag);
+    return row == -2 ? NULL : PyLong_FromLongLong(row);
+}
+
+static PyMethodDef tray_methods[] = {
+    {"aim", aim_tray, METH_VARARGS, "aim(capacity, row, hash, hist)\n\nTell where the rows of the step begin."},
+    FAST("measure", tray_measure,
+         "measure(tensor, site, tag) -> int\n\nMeasure a tensor into the next row; -1 where it cannot be seen."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot tray_slots[] = {
+    {Py_tp_doc, "Tray(owner, shapes, lock, clock)\n\nPuts tensors down as rows of the owner's step."},
+    {Py_tp_new, make_tray},
+    {Py_tp_dealloc, free_tray},
+    {Py_tp_traverse, traverse_tray},
+    {Py_tp_clear, clear_tray},
+    {Py_tp_methods, tray_methods},
+    {0, NULL},
+};
+
+static PyType_Spec tray_spec = {
+    "clew.stats._kernel.Tray", sizeof(Tray), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, tray_slots,
+};
+
+/* ---------------------------------------------------------------- the hook */
+
+static int traverse_hook(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Hook *)self)->tray);
+    Py_VISIT(((Hook *)self)->targets);
+    return 0;
+}
+
+static int clear_hook(PyObject *self)
+{
+    Py_CLEAR(((Hook *)self)->tray);
+    Py_CLEAR(((Hook *)self)->targets);
+    return 0;
+}
+
+static void free_hook(PyObject *self)
+{
+    release_object(self, clear_hook);
+}
+
+static PyObject *make_hook(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *tray, *targets;
+    double seconds;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O!O!d", tray_type, &tray, &PyList_Type, &targets, &seconds))
+        return NULL;
+    Hook *hook = allocate(type);
+    if (hook) {
+        Py_INCREF(hook->tray = (Tray *)tray);
+        Py_INCREF(hook->targets = targets);
+        hook->call_seconds = seconds;
+    }
+    return (PyObject *)hook;
+}
+
+/* Give another site the numbers of an earlier row. */
+static int repeat_row(Tray *tray, PyObject *tensor, int64_t row, int64_t key)
+{
+    if (!call_quietly(tray->acquire))
+        return 0;
+    PyObject *keys = PyObject_GetAttr(tray->owner, str_keys), *copies = PyObject_GetAttr(tray->owner, str_copies);
+    PyObject *pair = keys && copies ? Py_BuildValue("nL", PyList_Size(keys), (long long)row) : NULL;
+    int done = pair && PyList_Append(copies, pair) == 0 && append_number(keys, key) &&
+               describe_site(tray, tensor, key >> SITE_SHIFT);
+    Py_XDECREF(keys);
+    Py_XDECREF(copies);
+    Py_XDECREF(pair);
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    call_quietly(tray->release);
+    PyErr_Restore(type, value, trace);
+    return done;
+}
+
+static int take_gradient(Hook *hook, PyObject *gradient)
+{
+    int64_t row = -1;
+    for (Py_ssize_t i = 0; i < PyList_Size(hook->targets); i++) {
+        int64_t key = PyLong_AsLongLong(PyList_GetItem(hook->targets, i));
+        if (row < 0)
+            row = take_tensor(hook->tray, gradient, key);
+        else if (!repeat_row(hook->tray, gradient, row, key))
+            return 0;
+        if (row == -2)
+            return 0;
+    }
+    return 1;
+}
+
+/* A fault of ours is told to the owner and goes no further; an interrupt is the user's. */
+static int answer_fault(Hook *hook)
+{
+    PyObject *type, *value, *trace;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return 0;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value && trace)
+        PyException_SetTraceback(value, trace);
+    PyObject *first = PyList_GetItem(hook->targets, 0);
+    PyObject *answer = PyObject_CallMethodObjArgs(hook->tray->owner, str_fault, value, first, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    Py_XDECREF(answer);
+    return answer != NULL;
+}
+
+static PyObject *call_hook(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Hook *hook = (Hook *)self;
+    PyObject *gradient = PyTuple_GetItem(args, 0);
+    (void)kwargs;
+    if (!gradient)
+        return NULL;
+    if (gradient == Py_None || read_flag(hook->tray->owner, str_asleep) || !read_flag(hook->tray->owner, str_due))
+        Py_RETURN_NONE;
+    Clock *clock = hook->tray->clock;
+    int before = switch_phase(clock, clock->own);
+    int fine = take_gradient(hook, gradient) || answer_fault(hook);
+    charge_seconds(clock, hook->call_seconds);
+    switch_phase(clock, before);
+    if (!fine)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyType_Slot hook_slots[] = {
+    {Py_tp_doc, "Hook(tray, keys, call_seconds)\n\nPuts the gradient it is called with down under each key."},
+    {Py_tp_new, make_hook},
+    {Py_tp_dealloc, free_hook},
+    {Py_tp_traverse, traverse_hook},
+    {Py_tp_clear, clear_hook},
+    {Py_tp_call, call_hook},
+    {0, NULL},
+};
+
+static PyType_Spec hook_spec = {
+    "clew.stats._kernel.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, hook_slots,
+};
+
+/* Add the types to the module. */
+static int add_types(PyObject *module)
+{
+    PyObject *clock = PyType_FromSpec(&clock_spec), *tray = PyType_FromSpec(&tray_spec);
+    PyObject *hook = PyType_FromSpec(&hook_spec);
+    clock_type = (PyTypeObject *)clock;
+    tray_type = (PyTypeObject *)tray;
+    return clock && tray && hook && intern_names() && PyModule_AddObject(module, "Clock", clock) == 0 &&
+           PyModule_AddObject(module, "Tray", tray) == 0 && PyModule_AddObject(module, "Hook", hook) == 0;
+}
+#endif
