@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from clew.replay.explain import Explainer
 from clew.store.evidence import write_evidence
@@ -17,34 +21,56 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
     from clew.replay.verdict import Verdict
 
-EXPLAIN_STEP: Final = "_CLEW_EXPLAIN_STEP"
-"""Names the step that ``clew why`` wants to have explained when it runs a script again."""
+
+class Explaining:
+    """Has the first bad step of a recording explained: at once by a fork, or by a process after the end."""
+
+    def __init__(self, recorder: Recorder, rank_folder: Path, *, tell: Callable[[str], None] | None) -> None:
+        self._recorder = recorder
+        self._rank_folder = rank_folder
+        self._tell = tell
+        self._how = recorder.settings.explain
+        self._later: int | None = None
+        """The bad step that is left for a process of its own."""
+        keep = self._keep if recorder.settings.data else None
+        self._explainer = Explainer(recorder, self._publish, keep=keep)
+        if self._how != "off":
+            recorder.on_bad = self
+
+    def __call__(self, kind: str, name: str) -> None:
+        """Explain what went bad, or take note of it for later; a process that uses CUDA cannot be forked."""
+        # Not torch.cuda.is_available(), which would touch the driver.
+        can_fork = hasattr(os, "fork") and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if self._how == "fork" and can_fork:
+            self._explainer(kind, name)
+        elif self._later is None:
+            self._later = self._recorder.step
+
+    def explain_later(self, folder: Path) -> None:
+        """Have the step that is left explained from the run folder, now that the run is closed."""
+        if self._later is None or self._tell is None:
+            return
+        command = [sys.executable, "-m", "clew", "why", str(folder), "--step", str(self._later), "--json"]
+        self._tell(f"clew: step {self._later} went bad; executing it again in a process of its own")
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        try:
+            self._tell(_lower(json.loads(done.stdout)))
+        except ValueError:
+            last = done.stderr.strip().splitlines()[-1:] or ["no answer"]
+            self._tell(f"clew: it could not be explained: {last[0]}")
+
+    def _keep(self, step: int, data: bytes) -> None:
+        write_evidence(self._rank_folder, step, data)
+
+    def _publish(self, verdict: Verdict) -> None:
+        verdict.rank = self._recorder.rank
+        write_verdict(self._rank_folder, verdict.to_json())
+        if self._tell is not None:
+            self._tell(_lower(verdict.to_json()))
 
 
-def explain_bad_steps(recorder: Recorder, rank_folder: Path, *, tell: Callable[[str], None] | None) -> None:
-    """Have the first bad step of a recording explained, kept in the run and, if wanted, told at once."""
-
-    settings = recorder.settings
-    if settings.explain != "fork" and EXPLAIN_STEP not in os.environ:
-        return
-
-    def publish(verdict: Verdict) -> None:
-        verdict.rank = recorder.rank
-        write_verdict(rank_folder, verdict.to_json())
-        if tell is not None:
-            tell(_lower(verdict))
-
-    wanted = os.environ.get(EXPLAIN_STEP, "")
-    recorder.on_bad = Explainer(
-        recorder,
-        publish,
-        from_step=int(wanted) if wanted.isdigit() else 0,
-        keep=(lambda step, data: write_evidence(rank_folder, step, data)) if settings.data else None,
-    )
-
-
-def _lower(verdict: Verdict) -> str:
+def _lower(verdict: dict[str, Any]) -> str:
     from clew.render.terminal import Screen, lower
     from clew.views.why_page import make_page
 
-    return lower(make_page(verdict.to_json()), Screen.of(sys.stderr))
+    return lower(make_page(verdict), Screen.of(sys.stderr))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clew.api.doctor import LiveDoctor
+    from clew.api.explaining import Explaining
     from clew.capture.crash import CrashWatch
     from clew.capture.settings import Settings
     from clew.capture.torch.recorder import Recorder
@@ -61,6 +62,7 @@ class Recording:
         self._status: Any = None
         self._crash: CrashWatch | None = None
         self._snapshots: SnapshotLens | None = None
+        self._explaining: Explaining | None = None
 
     @property
     def session(self) -> TorchSession:
@@ -73,7 +75,7 @@ class Recording:
         """Open the run folder and begin to watch."""
         import torch
 
-        from clew.api.explaining import explain_bad_steps
+        from clew.api.explaining import Explaining
         from clew.api.progress import Progress
         from clew.api.snapshotting import keep_snapshots
         from clew.capture.crash import CrashWatch
@@ -118,7 +120,7 @@ class Recording:
         if self._doctor is not None:
             self._doctor.guard = self._session.recorder.guard
             self._doctor.on_hit = self._session.policy.take_hit if self.settings.on_hit != "log" else None
-        explain_bad_steps(
+        self._explaining = Explaining(
             self._session.recorder, self._writer.rank_folder, tell=self.tell if self._is_script else None
         )
         self._snapshots = keep_snapshots(
@@ -188,6 +190,8 @@ class Recording:
             self.tell(f"clew: the run could not be closed properly: {fault}")
         if self._status is not None:
             self._status.close()
+        if self._explaining is not None:
+            self._explaining.explain_later(self.folder)
         self._say_goodbye()
 
     # ---------------------------------------------------------------- words

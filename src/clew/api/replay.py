@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 from clew.errors import UsageError
 from clew.replay.exactness import COMPARED_KINDS, Recorded, read_recorded
 from clew.replay.process import Child, run_in_child
+from clew.store.layout import rank_folder
+from clew.store.snapshots import list_batches, list_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from clew.api.script import Outcome
     from clew.capture.torch.session import TorchSession
     from clew.query import Run
     from clew.replay.stage import Around, Stage
+    from clew.store.snapshots import StoredBatches, StoredSnapshot
 
 WAYS: Final = ("snapshot", "start", "calls")
+_FAR: Final = 100
+"""Steps that are worth executing only to see whether the execution equals the recording."""
+
 _LAUNCHER: Final = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC", "CLEW_")
 
 
@@ -69,8 +74,8 @@ def execute_again(
             next_step=f"its steps are 0 to {run.last_step}",
         )
     recorded = read_recorded(run, step, rank=rank)
-    plans = [_Plan(run, step, rank, way) for way in ways if way == "start"]
     reasons: list[str] = []
+    plans = _make_plans(run, step, rank=rank, ways=ways, reasons=reasons, full=recorded.full_steps)
     for number, plan in enumerate(plans):
         is_last = number == len(plans) - 1
         answer = _try(plan, recorded, around=around, is_last=is_last, is_loud=is_loud)
@@ -105,7 +110,51 @@ class _Plan:
     step: int
     rank: int
     way: str
-    snapshot: Path | None = None
+    snapshot: StoredSnapshot | None = None
+    batches: tuple[StoredBatches, ...] = ()
+
+
+def _make_plans(
+    run: Run, step: int, *, rank: int, ways: Sequence[str], reasons: list[str], full: frozenset[int]
+) -> list[_Plan]:
+    """Return the ways that are open, the best first; ``reasons`` takes why others are not."""
+    folder = rank_folder(run.path, rank)
+    batches = tuple(list_batches(folder))
+    kept = {number for file in batches for number in range(file.first, file.last + 1)}
+    plans: list[_Plan] = []
+    for way in ways:
+        if way == "start":
+            plans.append(_Plan(run, step, rank, way))
+            continue
+        for snapshot in _choose_snapshots(list_snapshots(folder), step, full):
+            missing = set(range(snapshot.step, step + 1)) - kept
+            if way == "calls" and (snapshot.step < step or missing):
+                continue
+            if missing and snapshot.read_state().get("has_loader"):
+                reasons.append(f"the batches from step {snapshot.step} to {step} were not all kept")
+                continue
+            plans.append(_Plan(run, step, rank, way, snapshot, batches))
+    if not plans:
+        raise UsageError(
+            f"step {step} cannot be executed again",
+            where=str(run.path),
+            next_step="; ".join(reasons) or "no snapshot from before it was kept; run the script again",
+        )
+    return plans
+
+
+def _choose_snapshots(
+    snapshots: list[StoredSnapshot], step: int, full: frozenset[int]
+) -> list[StoredSnapshot]:
+    """Return the snapshots to try: first one from which steps can be compared on the way, then the nearest."""
+    before = [each for each in snapshots if 0 < each.step <= step]
+    nearest = before[-1:]
+    telling = [
+        each
+        for each in before
+        if step - each.step <= _FAR and any(each.step <= number < step for number in full)
+    ]
+    return list(dict.fromkeys([*telling[-1:], *nearest]))
 
 
 def _say_given_up(answer: dict[str, Any]) -> str:
@@ -128,7 +177,7 @@ def _try(
     plan: _Plan, recorded: Recorded, *, around: Around | None, is_last: bool, is_loud: bool
 ) -> dict[str, Any]:
     if "torch" in sys.modules:
-        from clew.replay.explain import rest_openmp
+        from clew.replay.fork import rest_openmp
 
         rest_openmp()
 
@@ -179,6 +228,8 @@ def _set_stage(
 ) -> Stage:
     import torch
 
+    from clew.capture.torch.patches import Patches
+    from clew.replay.restore import Jump
     from clew.replay.stage import Stage
 
     info = plan.run.info
@@ -188,6 +239,11 @@ def _set_stage(
     if isinstance(seed := info.seeds.get("torch"), int) and torch.initial_seed() != seed:
         torch.manual_seed(seed)
     session = _make_session(info.settings)
+    jump = None
+    if plan.snapshot is not None:
+        jump = Jump(plan.snapshot, list(plan.batches), last=plan.step)
+        # Below the session, which so sees the recorded batches as it would see the loader's.
+        jump.install(Patches())
     session.start()
     stage = Stage(
         session,
@@ -198,6 +254,7 @@ def _set_stage(
         around=around,
         is_last=is_last,
         is_loud=is_loud,
+        jump=jump,
     )
     stage.attach()
     return stage

@@ -1,40 +1,130 @@
-"""Why a step went wrong: the verdict made while the run went on, or a new one from running the script again."""
+"""Why a step went wrong: the verdict made while the run went on, or a new one from executing the step again."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clew.api.replay import WAYS, Execution, execute_again
 from clew.errors import UsageError
+from clew.store.evidence import write_evidence
 from clew.store.layout import list_ranks, rank_folder
-from clew.store.verdicts import read_verdicts
+from clew.store.verdicts import read_verdicts, write_verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from clew.query import Run
+    from clew.replay.rehearsal import Symptom
+    from clew.replay.stage import Around, Stage
 
 
 def why(run: Run, *, step: int | None = None, rerun: bool = False) -> dict[str, Any]:
     """Return the verdict on a run's bad step, or on a step of one's choice.
 
-    A verdict made while the run went on is returned as it is. Otherwise the script is run again, up to that step,
-    with the command it was recorded with; ``rerun`` asks for that even when a verdict is there.
+    A verdict made while the run went on is returned as it is. Otherwise the step is executed again, from a snapshot
+    before it or from the start of the script, and compared with the recording; ``rerun`` asks for the start of the
+    script even when a verdict is there. A cause that is found is kept in the run.
     """
     known = _known_verdict(run.path, step)
     if known is not None and not rerun:
         return known
     wanted = step if step is not None else first_bad_step(run)
     if wanted is None:
-        return {
-            "found": False, "step": run.last_step, "rank": 0, "phase": "", "op": "", "site": "",
-            "source": {"file": "", "line": 0, "text": ""}, "elements": [], "sample": None, "chain": [],
-            "replay": "none", "hint": "", "notes": ["nothing in this run was NaN or infinite"],
-        }  # fmt: skip
-    return _run_again(run, wanted)
+        return _make_empty(run.last_step, ["nothing in this run was NaN or infinite"])
+    return explain_again(run, wanted, ways=("start",) if rerun else WAYS)
+
+
+def explain_again(run: Run, step: int, *, rank: int = 0, ways: tuple[str, ...] = WAYS) -> dict[str, Any]:
+    """Execute a step again under the lens and return the verdict; a cause that is found is kept in the run."""
+    folder = rank_folder(run.path, rank)
+    has_data = bool(run.info.settings.get("data", True))
+    execution = execute_again(
+        run, step, around=make_around(folder if has_data else None), rank=rank, ways=ways
+    )
+    if execution.result is None:
+        raise UsageError(
+            f"step {step} could not be executed again",
+            where=" ".join(run.info.command),
+            next_step="; ".join([execution.error, *execution.reasons]).strip("; ")
+            or "record the run again with 'clew run'",
+        )
+    verdict = _conclude(execution)
+    if verdict["found"]:
+        with contextlib.suppress(OSError):  # a run that cannot be written to is still explained
+            write_verdict(folder, verdict)
+    return verdict
+
+
+def make_around(evidence_folder: Path | None) -> Around:
+    """Return what ``execute_again`` calls around a step to have its first bad value explained."""
+
+    def around(stage: Stage) -> Callable[[], Any]:
+        from clew.replay.evidence import Evidence, pack
+        from clew.replay.verdict import judge
+
+        rehearsal = stage.rehearsal
+        evidence = Evidence(rehearsal)
+
+        def end(_: Symptom) -> None:
+            stage.finish()
+
+        def after() -> dict[str, Any]:
+            verdict = judge(rehearsal, step=stage.step, batch_size=rehearsal.batch_size, way=stage.way)
+            if verdict.found and evidence_folder is not None:
+                try:
+                    stage.recorder.flight.restore()
+                    write_evidence(evidence_folder, stage.step, pack(*evidence.build(verdict)))
+                except Exception as error:  # noqa: BLE001 - a verdict without a test is better than none
+                    verdict.notes.append(f"no test can be made of it: {type(error).__name__}: {error}")
+            return verdict.to_json()
+
+        stage.on_symptom = end
+        return after
+
+    return around
+
+
+def _conclude(execution: Execution) -> dict[str, Any]:
+    """Return the verdict with what is known of how well the execution equals the recording."""
+    verdict: dict[str, Any] = {**execution.result, "rank": execution.rank, "replay": execution.exactness}
+    begin = (
+        "the start of the script"
+        if not execution.from_step
+        else f"the snapshot of step {execution.from_step}"
+    )
+    notes = [f"executed again from {begin}, in a process of its own: {say_exactness(execution)}"]
+    if not verdict["found"] and not execution.error:
+        notes.append(f"nothing in step {execution.step} was NaN or infinite")
+        verdict["notes"] = []
+    if execution.error:
+        notes.append(f"the script ended with {execution.error}")
+    verdict["notes"] = [*verdict.get("notes", []), *notes, *execution.reasons]
+    return verdict
+
+
+def say_exactness(execution: Execution) -> str:
+    """Return in words how an execution compares with the recording."""
+    losses, hashes = execution.compared.get("losses", 0), execution.compared.get("hashes", 0)
+    if execution.exactness == "identical":
+        return f"identical to the recording ({hashes} tensors and {losses} losses compared)"
+    if execution.exactness == "close":
+        if execution.diverged_at:
+            return f"equal to 1e-6, first different at {execution.diverged_at}"
+        return f"its {losses} losses equal the recording; no tensors of these steps were recorded"
+    if execution.exactness == "diverged":
+        return f"it diverged from the recording at {execution.diverged_at}, so take the verdict with care"
+    return "nothing of these steps was recorded that it could be compared with"
+
+
+def _make_empty(step: int, notes: list[str]) -> dict[str, Any]:
+    return {
+        "found": False, "step": step, "rank": 0, "phase": "", "op": "", "site": "",
+        "source": {"file": "", "line": 0, "text": ""}, "elements": [], "sample": None, "chain": [],
+        "replay": "none", "hint": "", "notes": notes,
+    }  # fmt: skip
 
 
 def _known_verdict(folder: Path, step: int | None) -> dict[str, Any] | None:
@@ -46,6 +136,8 @@ def _known_verdict(folder: Path, step: int | None) -> dict[str, Any] | None:
 
 
 def first_bad_step(run: Run) -> int | None:
+    """Return the first step with a NaN or an infinity in its records or its loss, or None."""
+    """Return the first step with a NaN or an infinity in a tensor or in the loss, or None."""
     first = run.first_nonfinite()
     steps = [int(first["step"])] if first is not None else []
     losses = run.scalars().get("loss")
@@ -53,46 +145,3 @@ def first_bad_step(run: Run) -> int | None:
         bad = [int(s) for s, v in zip(losses.steps, losses.values, strict=True) if not math.isfinite(v)]
         steps += bad[:1]
     return min(steps, default=None)
-
-
-def _run_again(run: Run, step: int) -> dict[str, Any]:
-    """Run the recorded command again with the lens set for one step; what it records is thrown away."""
-    command, info = list(run.info.command), run.info
-    if not command or not info.cwd or not info.is_script:
-        raise UsageError(
-            "this run was not started by 'clew run', so its step cannot be executed again",
-            where=str(run.path),
-            next_step="record it with 'clew run train.py', or use clew.explain_nonfinite(step_function)",
-        )
-    if any("(hidden)" in word for word in command):
-        raise UsageError(
-            "the recorded command had a secret in it, which was not kept",
-            where=str(run.path),
-            next_step="run the script again under 'clew run' with the same arguments",
-        )
-    from clew.api.explaining import EXPLAIN_STEP
-
-    with tempfile.TemporaryDirectory(prefix="clew-why-") as folder:
-        words = ["-m", command[0]] if info.is_module else [command[0]]
-        start = [sys.executable, "-m", "clew", "run", "--out", folder, "--name", "again", "--no-status"]
-        environment = {**os.environ, EXPLAIN_STEP: str(step)}
-        done = subprocess.run(
-            [*start, "--", *words, *command[1:]],
-            cwd=info.cwd,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            check=False,
-        )
-        verdict = _known_verdict(Path(folder) / "again", None)
-    if verdict is None:
-        tail = done.stderr.strip().splitlines()[-3:]
-        raise UsageError(
-            f"running the script again did not come to a bad value at step {step}",
-            where=" ".join(command),
-            next_step="; ".join(tail) or "record the run again with 'clew run'",
-        )
-    verdict["notes"] = [*verdict.get("notes", []), "made by running the script again from its beginning"]
-    return verdict

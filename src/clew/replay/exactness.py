@@ -97,8 +97,8 @@ class Comparison:
             return "none"
         return "identical" if self.is_exact and self.hashes else "close"
 
-    def add_step(self, recorder: Recorder, recorded: Recorded, *, is_partial: bool = False) -> None:
-        """Compare the step that a recorder is in, as far as it has come."""
+    def add_step(self, recorder: Recorder, recorded: Recorded, *, losses: list[float] | None = None) -> None:
+        """Compare the step that a recorder is in; ``losses`` are those of a step that has not come to its end."""
         step = recorder.step
         known = recorded.prints.get(step, {})
         seen = set()
@@ -110,10 +110,11 @@ class Comparison:
             self.hashes += 1
             site, kind = key[0], key[1]
             self._judge(mine.hash == theirs.hash, _is_close(mine, theirs), f"{site} ({kind}) in step {step}")
-        self._add_losses(recorder, recorded.losses.get(step, {}), is_partial=is_partial)
+        self._add_losses(recorder, recorded.losses.get(step, {}), losses)
 
-    def _add_losses(self, recorder: Recorder, known: dict[int, float], *, is_partial: bool) -> None:
+    def _add_losses(self, recorder: Recorder, known: dict[int, float], partial: list[float] | None) -> None:
         mine = {each.ordinal: each.value for each in recorder.scalars if each.name == "loss"}
+        mine |= dict(enumerate(partial or ()))
         for ordinal, value in mine.items():
             if ordinal in known:
                 self.losses += 1
@@ -121,7 +122,7 @@ class Comparison:
                 self._judge(
                     _is_same(value, theirs), _is_near(value, theirs), f"the loss in step {recorder.step}"
                 )
-        if not is_partial and len(mine) != len(known):
+        if partial is None and len(mine) != len(known):
             self._judge(False, False, f"the number of losses in step {recorder.step}")
 
     def _judge(self, is_same: bool, is_close: bool, where: str) -> None:

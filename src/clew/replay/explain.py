@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -12,7 +11,7 @@ from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.capture.torch.leaves import walk
 from clew.model.schema import KIND_INDEX
 from clew.replay.evidence import Evidence, pack
-from clew.replay.fork import rest_openmp as rest_openmp
+from clew.replay.fork import rest_openmp as rest_openmp  # noqa: PLC0414 - others look for it here
 from clew.replay.fork import run_forked
 from clew.replay.reenter import Way, find_ways
 from clew.replay.rehearsal import Rehearsal
@@ -35,10 +34,8 @@ class Explainer:
         recorder: Recorder,
         publish: Callable[[Verdict], None],
         *,
-        from_step: int = 0,
         keep: Callable[[int, bytes], None] | None = None,
     ) -> None:
-        self._from_step = from_step
         self._keep = keep
         self._recorder = recorder
         self._publish = publish
@@ -46,12 +43,7 @@ class Explainer:
 
     def __call__(self, kind: str, name: str) -> None:
         """Explain a bad loss, gradient or parameter of the current step."""
-        if (
-            self._is_done
-            or self._recorder.step < self._from_step
-            or not hasattr(os, "fork")
-            or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        ):
+        if self._is_done:
             return
         self._is_done = True
         verdict = self.explain(kind)

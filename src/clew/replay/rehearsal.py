@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from clew.capture.torch.registry import Registry
     from clew.replay.lens import Event
+
+
+COMPUTED: Final = "computed"
+"""What a tensor is that was computed before the piece that is executed began."""
 
 
 class Symptom(NamedTuple):
@@ -197,11 +201,13 @@ class Rehearsal:
         return entry.name if entry is not None else "parameter"
 
     def _role_of(self, tensor: torch.Tensor) -> str:
-        """Name a tensor from outside: a parameter or buffer by its path, the batch as such."""
+        """Name a tensor from outside: a parameter or buffer by its path, the batch and earlier results as such."""
         entry = self._registry.tensors.get(id(tensor))
         if entry is not None:
             return f"parameter {entry.name}" if tensor.requires_grad else f"buffer {entry.name}"
-        return "batch" if id(tensor) in self._batch else ""
+        if id(tensor) in self._batch:
+            return "batch"
+        return COMPUTED if tensor.grad_fn is not None else ""
 
 
 def _stop(_: Symptom) -> None:

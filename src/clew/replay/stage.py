@@ -243,7 +243,7 @@ class Stage:
         self.rehearsal.remove()
         self.rehearsal.symptom = self._first_symptom
         if self._is_live:
-            self.so_far.add_step(self.recorder, self._recorded, is_partial=True)
+            self.so_far.add_step(self.recorder, self._recorded, losses=self.rehearsal.losses)
         else:
             error = error or f"the script ended in step {self.recorder.step}, before step {self.step}"
         is_accepted = self._is_last or not self.so_far.diverged_at

@@ -17,6 +17,9 @@ from clew.model.schema import STAT_INDEX
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
+    from types import CodeType
+
+    from clew.capture.torch.randomness import RandomBytes
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
     from clew.capture.torch.snapshot import SnapshotLens
@@ -43,8 +46,8 @@ class Flight:
         self.recorder = recorder
         self.calls: list[RootCall] = []
         self.last_batch: Any = None
-        self.known_frames: dict[int, int] = {}
-        """Frames that were there when the last step ended, by identity, and the line each was at."""
+        self.known_frames: dict[int, tuple[int, CodeType]] = {}
+        """Frames that were there when the last step ended, by identity: the line each was at, and its code."""
         self.has_loader = False
         self.snapshots: SnapshotLens | None = None
         """Takes the state between steps, if snapshots are on."""
@@ -117,6 +120,10 @@ class Flight:
                 self._small = self._small[:half] + self._small[-half:]
         return self._small
 
+    def start_state(self) -> tuple[RandomBytes, dict[int, torch.Tensor]]:
+        """Return the random states and, by the buffers' identities, copies of them from the beginning of the step."""
+        return self._random.export(), {id(buffer): copy for buffer, copy in self._buffers}
+
     def restore(self) -> None:
         """Put random states and buffers back to the beginning of the step."""
         self._random.restore()
@@ -137,10 +144,11 @@ class Flight:
                 torch._foreach_copy_([copy for _, copy in self._buffers], [b for b, _ in self._buffers])
 
 
-def _list_frames() -> dict[int, int]:
+def _list_frames() -> dict[int, tuple[int, CodeType]]:
     frame: Any = sys._getframe(1)
     found = {}
     while frame is not None:
-        found[id(frame)] = frame.f_lineno
+        # An identity may be used again by a frame of the next step: its code tells the two apart.
+        found[id(frame)] = frame.f_lineno, frame.f_code
         frame = frame.f_back
     return found

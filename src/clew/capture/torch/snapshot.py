@@ -342,24 +342,34 @@ class SnapshotLens:
         seconds = self._cost / (_SHARE * max(self._step_seconds, 1e-4))
         return max(_SHORTEST, int(seconds) + 1)
 
-    def _take(self, step: int) -> None:
-        """Copy everything that the next step depends on, and have it written."""
+    def _take(
+        self,
+        step: int,
+        *,
+        random: RandomBytes | None = None,
+        buffers: dict[int, torch.Tensor] | None = None,
+    ) -> None:
+        """Copy everything that a step depends on, and have it written; by default that is how things are now."""
         started, written = perf_counter(), self.writer.cpu_seconds
-        sources, state = self._collect()
+        sources, state = self._collect(random or self._peek(), buffers or {})
         size = sum(_size(tensor) for tensors in sources.values() for tensor in tensors.values())
         if size > self._limit // 2:
             self.off = (
                 f"none were taken: one holds {size:,} bytes, and snapshots may take {self._limit:,} in all"
             )
             return
+        if self.writer.is_busy:
+            self._staging = {}  # the thread still reads from what is there
         files = {name: self._stage(name, tensors) for name, tensors in sources.items()}
         state.update(
-            ends=self._ends,
+            ends=max(self._ends, 1),
             reason=self._asked,
             threads=torch.get_num_threads(),
             has_data=bool(self._keep_batches),
         )
         self._asked, self._last, self._next = "", step, step
+        # A replay from here begins with a step that can be compared in full.
+        self.recorder.schedule.force(step, steps=1)
         self.taken += 1
         if self._is_cheap():
             self._flush()
@@ -373,8 +383,11 @@ class SnapshotLens:
         writing = written / (self.taken - 1) if self.taken > 1 else size * _BYTE_SECONDS
         self._cost = copying + writing
 
-    def _collect(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-        weights = dict(states.name_tensors(self.recorder.registry))
+    def _collect(
+        self, random: RandomBytes, buffers: dict[int, torch.Tensor]
+    ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+        named = states.name_tensors(self.recorder.registry)
+        weights = {name: buffers.get(id(tensor), tensor) for name, tensor in named}
         moments: dict[str, torch.Tensor] = {}
         living = [entry.ref() for entry in self.optimizers.entries.values() if entry.steps]
         used = [optimizer for optimizer in living if optimizer is not None]
@@ -386,7 +399,7 @@ class SnapshotLens:
             "has_loader": self.recorder.flight.has_loader,
         }
         randoms: dict[str, torch.Tensor] = {}
-        state["random"] = pack_random(self._peek(), "random", randoms)
+        state["random"] = pack_random(random, "random", randoms)
         found = {"weights": weights, "optimizer": moments, "random": randoms}
         if self._keep_batches and self._ahead:
             batches: dict[str, torch.Tensor] = {}
@@ -428,9 +441,20 @@ class SnapshotLens:
 
         return step
 
-    def _note_trouble(self, _kind: str, _name: str) -> None:
-        if self._trouble_at < 0:
-            self._trouble_at = self.recorder.step
+    def _note_trouble(self, kind: str, _name: str) -> None:
+        """Something is bad for the first time. Before the optimizer's turn the state the step began with is there."""
+        if self._trouble_at >= 0 or self.off:
+            return
+        recorder = self.recorder
+        self._trouble_at = recorder.step
+        if kind == "parameter" or not recorder.step:
+            return
+        random, buffers = recorder.flight.start_state()
+        batch = next((given for given in reversed(self._given) if given.kind == "batch"), None)
+        if batch is not None:
+            batch.random = random  # the step began when it had its batch
+        self._asked = f"{kind} went bad"
+        self._take(recorder.step, random=random, buffers=buffers)
 
     def _give_up(self, error: Exception) -> None:
         self.off = f"clew failed to take one ({type(error).__name__}: {error})"

@@ -1,0 +1,277 @@
+"""Putting a script into the state that a snapshot holds, and giving it the recorded batches from there on.
+
+The script runs by itself until its first step has ended. That is the same place in the program as the end of any other
+step, so there the weights, optimizers, schedulers and random generators are exchanged for the recorded ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from safetensors.torch import load_file
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import dataloader
+
+from clew.capture.torch import snapshot_state as states
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.randomness import RandomBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.session import TorchSession
+    from clew.store.snapshots import StoredBatches, StoredSnapshot
+
+_AHEAD: Final = 2
+_GENERATORS: Final = ("torch", "python", "numpy")
+
+
+class Unfit(Exception):
+    """Something recorded that cannot be put in place; the text says what."""
+
+
+class Jump:
+    """One snapshot and the batches after it. ``install`` before the session starts, ``restore`` after a first step."""
+
+    def __init__(self, snapshot: StoredSnapshot, batches: list[StoredBatches], *, last: int) -> None:
+        self.step = snapshot.step
+        self.state = snapshot.read_state()
+        self.ends = int(self.state.get("ends", 1))
+        self.is_done = False
+        self.notes: list[str] = []
+        """What could not be restored, and what was not recorded."""
+        self._folder = snapshot.path
+        self._given: deque[tuple[dict[str, Any], dict[str, torch.Tensor]]] = deque()
+        self.calls: list[tuple[str, Any]] = []
+        """Root calls of the last step, with their recorded arguments."""
+        self._load_given(batches, last)
+        self._seen: deque[Any] = deque(maxlen=_AHEAD)
+        self._schedulers: list[weakref.ref[Any]] = []
+        self._scalers: list[weakref.ref[Any]] = []
+
+    def _load_given(self, batches: list[StoredBatches], last: int) -> None:
+        for file in batches:
+            if file.last < self.step or file.first > last + 1:
+                continue
+            tensors = load_file(file.path)
+            for step in file.read_steps():
+                # One step more than wanted: a framework may fetch a batch ahead.
+                if self.step <= step["step"] <= last + 1:
+                    self._take_step(step, tensors, is_last=step["step"] == last)
+
+    def _take_step(self, step: dict[str, Any], tensors: dict[str, torch.Tensor], *, is_last: bool) -> None:
+        if not step.get("whole", True):
+            self.notes.append(f"step {step['step']} took more batches than are kept")
+        for given in step["given"]:
+            if given["kind"] != "call":
+                self._given.append((given, tensors))
+            elif is_last and "value" in given:
+                self.calls.append((given["site"], unpack(given["value"], tensors)))
+
+    # ---------------------------------------------------------------- what the script is given
+
+    def install(self, patches: Patches) -> None:
+        """Stand between the loaders and the session, and learn of schedulers and scalers."""
+        patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next)
+        patches.replace(LRScheduler, "__init__", self._make_scheduler)
+        patches.replace(torch.amp.GradScaler, "step", self._make_scaler_step)
+
+    def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            if not self.is_done or not self._given:
+                batch = original(iterator)
+                self._seen.append(batch)
+                return batch
+            given, tensors = self._given.popleft()
+            if given["kind"] == "stop":
+                self._restore_random(given, tensors)
+                raise StopIteration
+            batch = self._unpack_batch(given, tensors) if "value" in given else None
+            if batch is None:
+                return original(iterator)
+            self._restore_random(given, tensors)
+            return batch
+
+        return __next__
+
+    def _unpack_batch(self, given: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+        reason: Unfit | None = None
+        for template in reversed(self._seen or [None]):
+            try:
+                return unpack(given["value"], tensors, template)
+            except Unfit as error:
+                reason = error
+        self.notes.append(f"a recorded batch cannot be made again: {reason}")
+        return None
+
+    def _restore_random(self, given: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        if "random" in given:
+            unpack_random(given["random"], tensors).restore()
+
+    def _make_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(scheduler, *args, **kwargs)
+            self._schedulers.append(weakref.ref(scheduler))
+
+        return __init__
+
+    def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if all(known() is not scaler for known in self._scalers):
+                self._scalers.append(weakref.ref(scaler))
+            return original(scaler, *args, **kwargs)
+
+        return step
+
+    # ---------------------------------------------------------------- the state
+
+    def restore(self, session: TorchSession) -> None:
+        """Put everything into the state from before the snapshot's step."""
+        self.is_done = True
+        self._restore_weights(session)
+        self._restore_optimizers(session)
+        for scheduler, numbers in self._pairs(
+            "scheduler", self._schedulers, self.state.get("schedulers", [])
+        ):
+            vars(scheduler).update(numbers)
+        for scaler, state in self._pairs("GradScaler", self._scalers, self.state.get("scalers", [])):
+            if state:
+                scaler.load_state_dict(state)
+        self._restore_ahead()
+        unpack_random(self.state["random"], self._load("random")).restore()
+
+    def _load(self, name: str) -> dict[str, torch.Tensor]:
+        path = self._folder / f"{name}.safetensors"
+        return load_file(path) if path.is_file() else {}
+
+    def _restore_weights(self, session: TorchSession) -> None:
+        registry, saved = session.recorder.registry, self._load("weights")
+        with torch.no_grad():
+            for name, tensor in states.name_tensors(registry):
+                kept = saved.pop(name, None)
+                if kept is None or kept.shape != tensor.shape:
+                    self.notes.append(f"{name} is not in the snapshot")
+                else:
+                    tensor.copy_(kept)
+        self.notes += [f"there is no {name} in the script after its first step" for name in list(saved)[:3]]
+        known = self.state.get("modules", {})
+        for tree in registry.living_trees():
+            top = tree.ref()
+            for module in top.modules() if top is not None else ():
+                entry = registry.modules.get(id(module))
+                if entry is not None:
+                    vars(module).update(known.get(entry.name, {}))
+
+    def _restore_optimizers(self, session: TorchSession) -> None:
+        tensors = self._load("optimizer")
+        used = [entry.ref for entry in session.optimizers.entries.values() if entry.steps]
+        for optimizer, saved in self._pairs("optimizer", used, self.state.get("optimizers", [])):
+            for group, numbers in zip(optimizer.param_groups, saved["groups"], strict=False):
+                group.update({key: unpack(value, tensors, group.get(key)) for key, value in numbers.items()})
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for position, parameter in enumerate(parameters):
+                old = optimizer.state.get(parameter)
+                if str(position) in saved["state"]:
+                    optimizer.state[parameter] = unpack(saved["state"][str(position)], tensors, old)
+                elif old is not None:
+                    del optimizer.state[parameter]
+
+    def _pairs(self, what: str, references: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
+        living = [thing for thing in (reference() for reference in references) if thing is not None]
+        if len(living) != len(saved):
+            self.notes.append(
+                f"the recording had {len(saved)} of {what}, the script has {len(living)} by now"
+            )
+        return list(zip(living, saved, strict=False))
+
+    def _restore_ahead(self) -> None:
+        """Exchange the data of batches that a framework has fetched ahead; their tensors stay the same objects."""
+        tensors = self._load("ahead")
+        saved = [unpack_or_none(each, tensors) for each in self.state.get("ahead", ())]
+        for batch, kept in zip(reversed(self._seen), reversed(saved), strict=False):
+            recorded = dict(walk(kept))
+            for path, leaf in walk(batch):
+                if path in recorded:
+                    leaf.data = recorded[path]
+
+
+# ------------------------------------------------------------------------ plain data back into values
+
+
+def unpack(data: Any, tensors: dict[str, torch.Tensor], template: Any = None) -> Any:
+    """Return a recorded value; where plain data does not tell, what the script itself has there is taken."""
+    if not isinstance(data, dict):
+        return data
+    if "tensor" in data:
+        return _unpack_tensor(data, tensors)
+    if "float" in data:
+        return float(data["float"])
+    if "list" in data or "tuple" in data:
+        kind = list if "list" in data else tuple
+        items = data["list"] if "list" in data else data["tuple"]
+        return kind(unpack(part, tensors, _part(template, index)) for index, part in enumerate(items))
+    if "dict" in data:
+        return {key: unpack(part, tensors, _part(template, key)) for key, part in data["dict"]}
+    if "like" in data:
+        return _unpack_like(data, tensors, template)
+    if template is None:
+        raise Unfit("it holds something that is no plain value")
+    return template
+
+
+def unpack_or_none(data: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a recorded value, or None where it is not known without the script's own."""
+    try:
+        return unpack(data, tensors)
+    except Unfit:
+        return None
+
+
+def unpack_random(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RandomBytes:
+    """Return recorded random states."""
+    words = {key: bytes(tensors[data[key]].numpy().data) if key in data else b"" for key in _GENERATORS}
+    return RandomBytes(words["torch"], words["python"], data.get("gauss"), words["numpy"])
+
+
+def _unpack_tensor(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    tensor = tensors[data["tensor"]]
+    stride = data.get("stride")
+    if stride is not None:
+        # A repeated dimension has one element in memory; the others keep their order there.
+        once = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
+        laid = torch.empty_strided(once.shape, stride, dtype=tensor.dtype)
+        tensor = laid.copy_(once).expand(tensor.shape)
+    else:
+        tensor = tensor.clone()
+    return tensor.requires_grad_() if data.get("grad") else tensor
+
+
+def _unpack_like(data: dict[str, Any], tensors: dict[str, torch.Tensor], template: Any) -> Any:
+    kind = type(template)
+    if f"{kind.__module__}.{kind.__qualname__}" != data["like"]:
+        raise Unfit(f"it holds a {data['like']}, and the script has none there")
+    parts = {key: unpack(part, tensors, _part(template, key)) for key, part in data["parts"]}
+    if isinstance(template, tuple):
+        return kind(*parts.values())
+    made = copy.copy(template)
+    for key, part in parts.items():
+        if isinstance(template, Mapping):
+            made[key] = part
+        else:
+            setattr(made, key, part)
+    return made
+
+
+def _part(template: Any, key: Any) -> Any:
+    try:
+        if isinstance(template, (Mapping, list, tuple)) and not isinstance(key, str):
+            return template[key]
+        return template[key] if isinstance(template, Mapping) else getattr(template, str(key), None)
+    except (KeyError, IndexError, TypeError):
+        return None
