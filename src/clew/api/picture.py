@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from clew.errors import UsageError, suggest
 if TYPE_CHECKING:
     from clew.model.graph import Graph
 
-FORMATS: Final = ("svg", "png", "html", "dot", "mermaid", "json")
+FORMATS: Final = ("svg", "png", "html", "dot", "mermaid", "json", "tensorboard")
 _ENDINGS: Final = {"mmd": "mermaid", "gv": "dot", "htm": "html"}
 _NOTEBOOK_HEIGHT: Final = 640
 
@@ -32,9 +33,13 @@ def save(
 
     ``color`` is ``op``, ``health`` or the name of a statistic that the graph was traced with. ``verbose`` adds
     arguments and outlines what needs a gradient. ``depth`` is the number of levels that are open.
+    ``format="tensorboard"`` takes the path of a folder and writes an event file into it.
     """
     target = Path(path)
-    data = render(graph, choose_format(target, format), color=color, verbose=verbose, depth=depth)
+    form = choose_format(target, format)
+    if form == "tensorboard":
+        return _save_events(graph, target)
+    data = render(graph, form, color=color, verbose=verbose, depth=depth)
     try:
         target.write_bytes(data)
     except OSError as error:
@@ -42,6 +47,14 @@ def save(
             f"cannot write the picture: {error.strerror}", where=str(target), next_step="choose another path"
         ) from error
     return target
+
+
+def _save_events(graph: Graph, folder: Path) -> Path:
+    from clew.render.tensorboard import EventFile
+
+    with EventFile(folder) as file:
+        file.add_graph(graph, time=time.time())
+    return folder
 
 
 def render(
@@ -85,7 +98,7 @@ def choose_format(path: Path, asked: str | None = None) -> str:
     if name in FORMATS:
         return name
     what = f"no format '{ending}' for a picture" if ending else "a picture needs a format"
-    hint = suggest(ending, FORMATS) or f"end the name with one of: {', '.join(FORMATS)}"
+    hint = suggest(ending, FORMATS) or f"end the name with one of: {', '.join(FORMATS[:-1])}"
     raise UsageError(what, where=str(path), next_step=hint)
 
 

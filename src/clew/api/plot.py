@@ -10,6 +10,7 @@ import numpy as np
 from clew.errors import UsageError, suggest
 from clew.model.glob import compile_globs
 from clew.query import Run
+from clew.query.times import STEP_TIME, passed_at, step_times
 from clew.views.line_chart import MOST_LINES, Axes, Drawn, draw_lines, mean_over
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 FORMS: Final = ("svg", "png")
 _X: Final = {"step": ("step", 1.0), "s": ("seconds", 1.0), "min": ("minutes", 60.0), "h": ("hours", 3600.0)}
-STEP_TIME: Final = "time"
-"""The scalar that is not recorded but made: the seconds of each step, all its phases together."""
 
 
 class Wish(NamedTuple):
@@ -163,29 +162,15 @@ def _series_of(run: Run, wish: Wish) -> Iterator[Series]:
         fits = compile_globs((name,))
         chosen = [known[each] for each in known if fits(each)] if "*" in name or "?" in name else []
         if name == STEP_TIME and STEP_TIME not in known:
-            chosen = [_step_times(run, wish.rank)]
+            chosen = [step_times(run, rank=wish.rank)]
         yield from chosen or [run.scalar(name, rank=wish.rank)]
-
-
-def _step_times(run: Run, rank: int) -> Series:
-    """Return the seconds of each step: what its phases took together."""
-    from clew.query import Series
-
-    phases = [each for name, each in run.scalars(rank=rank).items() if name.startswith("time.")]
-    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(each.steps for each in phases)]))
-    seconds = np.zeros(len(steps))
-    for each in phases:
-        seconds[np.searchsorted(steps, each.steps)] += each.values
-    return Series(STEP_TIME, steps, seconds)
 
 
 def _places(run: Run, series: Series, wish: Wish) -> NDArray[np.float64]:
     """Return where the values lie on the axis: their steps, or the time of training that had passed."""
     if wish.x == "step":
         return series.steps.astype(np.float64)
-    times = _step_times(run, wish.rank)
-    if not len(times):
+    passed = passed_at(run, series.steps, rank=wish.rank)
+    if len(passed) < len(series):
         raise UsageError("no times were recorded", where=run.name, next_step="draw over steps: leave x out")
-    at = np.searchsorted(times.steps, series.steps, side="right") - 1
-    passed = np.cumsum(times.values) / _X[wish.x][1]
-    return np.asarray(np.where(at >= 0, passed[np.maximum(at, 0)], 0.0), np.float64)
+    return passed.values / _X[wish.x][1]

@@ -25,7 +25,7 @@ COMMANDS: Final = {
         "execute a recorded step again and go through its operations, back and forth",
     ),
     "repro": ("clew.cli.repro", "write a test that fails until a recorded fault is mended"),
-    "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON or Parquet"),
+    "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON, Parquet or for TensorBoard"),
     "rm": ("clew.cli.rm", "delete runs"),
     "plot": ("clew.cli.plot", "draw the loss or any number of one or several runs"),
     "pprint": ("clew.cli.pprint", "print a model as a table of operations or modules"),

@@ -23,9 +23,18 @@ def configure(parser: Parser) -> None:
     """Add the run, the filters and where to write."""
     add_run(parser)
     parser.add_argument(
-        "--to", metavar="FORMAT", choices=("csv", "json", "parquet"), help="csv, json or parquet"
+        "--to",
+        metavar="FORMAT",
+        choices=("csv", "json", "parquet", "tensorboard"),
+        help="csv, json, parquet or tensorboard",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="file to write (standard output)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="file to write (standard output); the folder for tensorboard",
+    )
     parser.add_argument(
         "--table",
         metavar="TABLE",
@@ -38,6 +47,8 @@ def configure(parser: Parser) -> None:
 
 def execute(args: Namespace) -> int:
     """Write the rows."""
+    if args.to == "tensorboard":
+        return _write_events(args)
     form = _choose_format(args)
     if args.table == "scalars" and (args.site or args.kind):
         raise UsageError("scalars have no site and no kind", next_step="leave --site and --kind out")
@@ -50,6 +61,20 @@ def execute(args: Namespace) -> int:
     write(_with_progress(pieces, len(steps)), form, args.output)
     if args.output is not None:
         print(f"clew: wrote {args.output}", file=sys.stderr)
+    return 0
+
+
+def _write_events(args: Namespace) -> int:
+    from clew.api.tensorboard import write_run
+
+    if args.output is None:
+        raise UsageError("TensorBoard needs a folder", where="clew export", next_step="name it with -o DIR")
+    run = open_chosen(args)
+    steps = _choose_steps(run, parse_step(args.step))
+    count = write_run(
+        run, args.output, site=args.site, kind=split_words(args.kind), steps=steps, rank=args.rank
+    )
+    print(f"clew: wrote {count:,} values; next: tensorboard --logdir {args.output}", file=sys.stderr)
     return 0
 
 

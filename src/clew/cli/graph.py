@@ -32,6 +32,7 @@ def configure(parser: Parser) -> None:
         metavar="FILE",
         help="where to: .svg .png .html .dot .mermaid or .json (opens a page)",
     )
+    parser.add_argument("--format", metavar="NAME", help="instead of the ending; tensorboard writes a folder")
     parser.add_argument(
         "--depth", metavar="N", type=int, help="levels of modules to open (as many as are readable)"
     )
@@ -54,13 +55,15 @@ def execute(args: Namespace) -> int:
     if args.color is not None and args.stat is not None:
         raise UsageError("both --color and --stat say what to colour by", next_step="give one of them")
     if args.output is not None:
-        picture.choose_format(Path(args.output))
+        picture.choose_format(Path(args.output), args.format)
+    elif args.format is not None:
+        raise UsageError("--format needs a file", next_step="name it with -o FILE")
     graph, color = _find_graph(args)
     options = {"color": args.color or color, "verbose": args.verbose, "depth": args.depth}
     if args.output is None:
         picture.view(graph, **options)
         return 0
-    path = picture.save(graph, args.output, **options)
+    path = picture.save(graph, args.output, format=args.format, **options)
     print(f"{path}: {len(graph.operations)} operations")
     return 0
 
