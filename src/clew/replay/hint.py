@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from clew.replay.lens import Value
+    from clew.replay.lens import Event
 
 _FORWARD: Final = {
     "log": "keep the argument away from 0: torch.log(x.clamp_min(1e-8)), or log_softmax / logsigmoid instead of "
@@ -47,31 +47,66 @@ _BACKWARD: Final = {
     "exp": "the gradient overflows with exp itself: clamp the argument",
 }
 _HALF: Final = ("float16", "bfloat16")
+_DIVISIONS: Final = ("div", "addcdiv", "reciprocal", "rsqrt", "sqrt")
 
 
-def hint_for(op: str, phase: str, inputs: tuple[Value, ...]) -> str:
-    """Return what to change about an operation that made a bad value."""
-    name = op.rstrip("_")
-    if phase == "optimizer":
-        return (
-            "the optimizer divides by 0: give it an eps above 0 (Adam: eps=1e-8), or a smaller learning rate"
-        )
+def hint_for(op: str, event: Event) -> str:
+    """Return what to change about an operation that made a bad value; ``op`` is what it is called in the forward."""
+    name, inputs = op.rstrip("_"), event.inputs
+    if event.phase == "optimizer":
+        return _hint_for_optimizer(name, event)
+    special = _hint_for_values(name, event) if event.phase == "forward" else ""
+    if special:
+        return special
     half = next((value.dtype for value in inputs if value.dtype in _HALF), "")
-    if half and phase == "forward" and name not in ("softmax", "log", "div"):
+    if half and event.phase == "forward" and name not in ("softmax", "log", "div"):
         return f"the result left the range of {half}: use bfloat16 or float32 here, or scale the values down"
-    table = _BACKWARD if phase == "backward" else _FORWARD
-    known = table.get(name) or (_FORWARD.get(name) if phase == "backward" else None)
+    table = _BACKWARD if event.phase == "backward" else _FORWARD
+    known = table.get(name) or (_FORWARD.get(name) if event.phase == "backward" else None)
     if known:
         return known
     largest = max(
         (max(abs(v.minimum), abs(v.maximum)) for v in inputs if not math.isnan(v.maximum)), default=0.0
     )
     if largest > 1e18:
-        return f"the values had grown to {largest:.3g} before: look for a learning rate that is too high"
+        return (
+            f"the values had grown to {largest:.3g} before: look for a learning rate that is too high, or for a "
+            "loop that multiplies them again and again"
+        )
     return f"look at the values that go into {op} on this line"
 
 
-def hint_for_outside(role: str, name: str) -> str:
+def _hint_for_optimizer(name: str, event: Event) -> str:
+    if event.scalars:
+        return (
+            f"the optimizer was given {event.scalars[0]} as a number: look at its learning rate, at the schedule "
+            "that sets it, and at weight_decay"
+        )
+    if name in _DIVISIONS:
+        return (
+            "the optimizer divides by 0: give it an eps above 0 (Adam: eps=1e-8), or a smaller learning rate"
+        )
+    return (
+        "the step is too large for the dtype of the weights: lower the learning rate, or clip the gradients"
+    )
+
+
+def _hint_for_values(name: str, event: Event) -> str:
+    """Return a hint that follows from the values themselves, whatever the operation is called."""
+    made = next((value for value in event.outputs if value.is_bad), None)
+    if name == "to" and made is not None and made.dtype in _HALF:
+        largest = max((max(abs(v.minimum), abs(v.maximum)) for v in event.inputs), default=math.nan)
+        return (
+            f"{largest:.3g} does not fit into {made.dtype}: scale the values down before, or keep this part in "
+            "float32 (or bfloat16)"
+        )
+    pair = event.elements[0].inputs if name == "mul" and event.elements else ()
+    if any(value == 0 for value in pair) and any(math.isinf(value) for value in pair):
+        return "0 times infinity: choose with torch.where or masked_fill instead of multiplying by a mask"
+    return ""
+
+
+def hint_for_outside(role: str, name: str, *, step: int) -> str:
     """Return what to change when the bad value came in from outside the step."""
     if role == "batch":
         return (
@@ -79,4 +114,6 @@ def hint_for_outside(role: str, name: str) -> str:
         )
     if role == "buffer":
         return f"the buffer {name} was bad before this step: look at the step that wrote it"
-    return f"the weight {name} was bad before this step: look at the step that wrote it (clew why --step N)"
+    if step == 0:
+        return f"the weight {name} was bad before training began: look at how it is initialised or loaded"
+    return f"the weight {name} was bad before this step: look at what wrote to it at the end of step {step - 1}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +30,7 @@ _GARBAGE: Final = frozenset(
 _FILLS: Final = frozenset(
     {"full", "full_like", "fill", "fill_", "masked_fill", "masked_fill_", "where", "scalar_tensor", "new_full",
      "index_fill", "index_fill_", "constant_pad_nd", "lift_fresh", "lift_fresh_copy", "index_put", "index_put_",
-     "copy_", "_to_copy", "triu", "tril", "clone", "expand", "view", "add", "add_"}
+     "copy_", "to", "triu", "tril", "clone", "expand", "view", "add", "add_"}
 )  # fmt: skip
 """Operations that carry an infinity somebody wrote: a mask, not an accident."""
 
@@ -84,6 +85,12 @@ class Event:
     outputs: tuple[Value, ...] = ()
     inputs: tuple[Value, ...] = ()
     elements: tuple[Element, ...] = field(default_factory=tuple)
+    arrived: tuple[Element, ...] = ()
+    """Bad elements of the first input that came in bad from outside the step."""
+    place: tuple[int, ...] = ()
+    """Where the first bad element of the output is."""
+    scalars: tuple[float, ...] = ()
+    """Arguments that are plain numbers and not finite."""
 
 
 class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -233,6 +240,18 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(clean) == len(inputs) and not event.meant:
             culprit = next(i for i, value in enumerate(measured) if value.is_bad)
             event.elements = tuple(find_elements(outputs[culprit], tensors))
+            event.scalars = tuple(bad_scalars(given))
+        elif not event.meant:
+            self._note_arrival(event, tensors, outputs)
+
+    def _note_arrival(self, event: Event, tensors: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Note where the bad elements are of a value that came in bad, and where they are in the result."""
+        for value, tensor in zip(event.inputs, tensors, strict=False):
+            if value.is_bad and value.producer < 0:
+                event.arrived = tuple(find_elements(tensor, []))
+                break
+        culprit = next(i for i, value in enumerate(event.outputs) if value.is_bad)
+        event.place = next((element.index for element in find_elements(outputs[culprit], [], most=1)), ())
 
     def _writes_on_purpose(
         self, op: str, given: Any, outputs: tuple[Value, ...], inputs: tuple[Value, ...]
@@ -265,7 +284,7 @@ def plain_name(func: Any) -> str:
     name = str(func._schema.name).rpartition("::")[2]
     known = {"_softmax": "softmax", "_log_softmax": "log_softmax", "nll_loss_forward": "nll_loss",
              "nll_loss2d_forward": "nll_loss", "linalg_vector_norm": "norm", "native_batch_norm": "batch_norm",
-             "native_layer_norm": "layer_norm", "addmm": "linear", "convolution": "conv"}  # fmt: skip
+             "native_layer_norm": "layer_norm", "addmm": "linear", "convolution": "conv", "_to_copy": "to"}  # fmt: skip
     return known.get(name, name.removeprefix("_foreach_"))
 
 
@@ -280,13 +299,15 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(tuple(value.values()))
 
 
-def find_elements(output: torch.Tensor, inputs: list[torch.Tensor]) -> list[Element]:
+def find_elements(
+    output: torch.Tensor, inputs: list[torch.Tensor], *, most: int = _MOST_ELEMENTS
+) -> list[Element]:
     """Return the first offending elements with what each input of a fitting shape held at the same place."""
     bad = ~torch.isfinite(output) if output.is_floating_point() or output.is_complex() else None
     if bad is None:
         return []
     found = []
-    for index in bad.nonzero()[:_MOST_ELEMENTS].tolist():
+    for index in bad.nonzero()[:most].tolist():
         place = tuple(index)
         partners = tuple(_value_at(tensor, output.shape, place) for tensor in inputs)
         found.append(
@@ -328,6 +349,17 @@ def _has_infinite_scalar(given: Any) -> bool:
         # A mask value may come as a tensor without dimensions: where(mask, x, tensor(-inf)).
         return given.numel() == 1 and given.is_floating_point() and bool(torch.isinf(given))
     return False
+
+
+def bad_scalars(given: Any) -> Iterator[float]:
+    """Yield the plain numbers among the arguments of an operation that are NaN or infinite."""
+    if isinstance(given, float) and not math.isfinite(given):
+        yield given
+    elif isinstance(given, (list, tuple)):
+        for part in given:
+            yield from bad_scalars(part)
+    elif isinstance(given, dict):
+        yield from bad_scalars(tuple(given.values()))
 
 
 def _sequence_of(node: Any) -> int:

@@ -7,7 +7,7 @@ import gc
 import linecache
 import sys
 import types
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from clew.replay.frames import is_tool_file, is_user_file
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _VARIADIC: Final = 0x04
 _KEYWORDS: Final = 0x08
 _GENERATOR: Final = 0x20 | 0x80 | 0x200
+_MOST_WAYS: Final = 4
+
+Known: TypeAlias = "dict[int, tuple[int, types.CodeType]]"
+"""Frames by identity, each with a line and its code."""
 
 
 class Way(NamedTuple):
@@ -38,40 +42,62 @@ def frames_outside_tools() -> list[FrameType]:
     return found
 
 
-def find_ways(known: dict[int, int]) -> list[Way]:
+def find_ways(known: Known) -> list[Way]:
     """Return the ways to execute this step again, the most faithful first.
 
-    ``known``: the frames that were there when the last step ended, and the lines they were at. The innermost of
-    them holds the training loop; frames inside it were entered in this step and can be called again.
+    ``known``: the frames that were there when the last step ended, with the lines they were at and their code. The
+    innermost of them holds the training loop; frames inside it were entered in this step and can be called again.
     """
     frames = frames_outside_tools()
     loop, inner = _split(frames, known)
     ways = []
     if loop is not None and is_user_file(loop.f_code.co_filename):
-        body = compile_loop_body(loop, ended_at=known.get(id(loop)))
+        body = compile_loop_body(loop, ended_at=_line_of(loop, known))
         if body is not None:
             ways.append(Way("loop body", body))
     for frame in reversed(inner):
         call = make_call(frame)
         if call is not None:
             ways.append(Way(f"function {frame.f_code.co_name}", call))
+        if len(ways) == _MOST_WAYS:
             break
+    if loop is None:
+        ways += _find_library_loop(frames, known)
     return ways
 
 
-def _split(frames: list[FrameType], known: dict[int, int]) -> tuple[FrameType | None, list[FrameType]]:
+def _find_library_loop(frames: list[FrameType], known: Known) -> list[Way]:
+    """A trainer's own loop still has the batch where a function has already taken it apart (``inputs.pop``)."""
+    for frame in frames:
+        line = _line_of(frame, known)
+        if (known and line is None) or is_user_file(frame.f_code.co_filename):
+            continue
+        loop = _find_loop(frame, line)
+        body = compile_loop_body(frame, ended_at=line) if loop is not None and _calls_step(loop) else None
+        if body is not None:
+            return [Way(f"loop body of {frame.f_code.co_name}", body)]
+    return []
+
+
+def _line_of(frame: FrameType, known: Known) -> int | None:
+    """Return the line at which a frame was when the last step ended, None for a frame of this step."""
+    line, code = known.get(id(frame), (None, None))
+    return line if code is frame.f_code else None
+
+
+def _split(frames: list[FrameType], known: Known) -> tuple[FrameType | None, list[FrameType]]:
     """Return the frame of the loop and the frames inside it.
 
     A frame's identity may be used again by a frame of this step, so a known frame counts only where it stands in
     a loop around both lines. In the first step it is the innermost frame that stands in a loop at all.
     """
     for position, frame in enumerate(frames):
-        if known and id(frame) not in known:
+        if known and _line_of(frame, known) is None:
             continue
-        if is_user_file(frame.f_code.co_filename) and _find_loop(frame, known.get(id(frame))) is not None:
+        if is_user_file(frame.f_code.co_filename) and _find_loop(frame, _line_of(frame, known)) is not None:
             return frame, frames[:position]
     # A loop in a library: what it called in this step, as far as that can be told.
-    inner = [frame for frame in frames if id(frame) not in known]
+    inner = [frame for frame in frames if _line_of(frame, known) is None]
     return None, inner
 
 

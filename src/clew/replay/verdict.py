@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from clew.replay.hint import hint_for, hint_for_outside
 from clew.replay.locate import Origin, find_origin
+from clew.replay.rehearsal import COMPUTED
 from clew.replay.words import say
 
 if TYPE_CHECKING:
-    from clew.replay.lens import Event, OpLens, Value
+    from clew.replay.lens import Element, Event, OpLens, Value
     from clew.replay.rehearsal import Rehearsal, Symptom
 
 
@@ -55,7 +56,9 @@ def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) 
     if origin is None:
         _tell_unknown(verdict, symptom)
     elif origin.event is None:
-        _tell_outside(verdict, origin)
+        if origin.outside is not None and origin.outside.role == COMPUTED:
+            return Verdict(False, step, way=way, notes=["the bad value was computed before this piece began"])
+        _tell_outside(verdict, origin, batch_size)
     else:
         rehearsal.blamed = origin.event
         _tell_event(verdict, rehearsal.lens, origin.event)
@@ -78,15 +81,19 @@ def _tell_event(verdict: Verdict, lens: OpLens, event: Event) -> None:
     line = event.line if event.is_custom or event.phase != "backward" else cause.line
     if line is not None:
         verdict.source = {"file": line.file, "line": line.number, "text": line.text}
-    verdict.elements = [
-        {"index": list(element.index), "value": element.value, "inputs": list(element.inputs)}
-        for element in event.elements
-    ]
+    verdict.elements = _list_elements(event.elements)
     verdict.inputs = [_describe(value) for value in event.inputs]
-    verdict.hint = hint_for(verdict.op, event.phase, event.inputs)
+    verdict.hint = hint_for(verdict.op, event)
 
 
-def _tell_outside(verdict: Verdict, origin: Origin) -> None:
+def _list_elements(elements: tuple[Element, ...]) -> list[dict[str, Any]]:
+    return [
+        {"index": list(element.index), "value": element.value, "inputs": list(element.inputs)}
+        for element in elements
+    ]
+
+
+def _tell_outside(verdict: Verdict, origin: Origin, batch_size: int | None) -> None:
     """The value came in bad: through the batch, a weight or a buffer."""
     value = origin.outside
     first = origin.chain[0] if origin.chain else None
@@ -98,7 +105,25 @@ def _tell_outside(verdict: Verdict, origin: Origin) -> None:
         verdict.source = {"file": first.line.file, "line": first.line.number, "text": first.line.text}
     if value is not None:
         verdict.inputs = [_describe(value)]
-    verdict.hint = hint_for_outside(role or "batch", name)
+    if first is not None:
+        verdict.elements = _list_elements(first.arrived)
+    if verdict.phase == "data":
+        verdict.sample = _sample_on_the_way(origin, batch_size)
+    verdict.hint = hint_for_outside(role or "batch", name, step=verdict.step)
+
+
+def _sample_on_the_way(origin: Origin, batch_size: int | None) -> int | None:
+    """Return the row of the batch that came in bad: as it came, or in the first result that keeps the rows apart."""
+    came, first = origin.outside, origin.chain[0] if origin.chain else None
+    if batch_size is None or came is None or first is None:
+        return None
+    if came.shape[:1] == (batch_size,) and first.arrived:
+        return first.arrived[0].index[0]
+    for event in origin.chain:
+        bad = next(value for value in event.outputs if value.is_bad)
+        if bad.shape[:1] == (batch_size,) and event.place:
+            return event.place[0]
+    return None
 
 
 def _tell_unknown(verdict: Verdict, symptom: Symptom) -> None:
