@@ -36,6 +36,8 @@ lint: $(STAMP)  ## ruff, mypy and the rules of who may import whom
 
 bench: $(STAMP)  ## what recording costs, against the plain loop
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.compare
+	$(BIN)/python -m benchmarks.checkpoint
 
 images: $(STAMP)  ## draw the pictures of the documentation again
 	$(BIN)/python docs/make_images.py

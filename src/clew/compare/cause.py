@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clew.compare.cause_forward import find_forward_origin, judge_module
-from clew.compare.diff_sides import differing_numbers, differing_seeds
+from clew.compare.diff_sides import differing_numbers, differing_seeds, float_dtypes
 from clew.compare.name import unwrap
 from clew.compare.origin import Origin
 from clew.model.schema import KINDS
@@ -96,6 +96,19 @@ def find_origin(case: StepCase) -> Origin | None:
         if found is not None:
             return found
     return None
+
+
+def _look_at_types(case: StepCase) -> Origin | None:
+    """Weights of another floating-point type: none of their hashes can be equal, whatever they hold."""
+    row = case.first_of("param")
+    if row < 0 or case.sides.is_by_hand:
+        return None
+    dtypes = float_dtypes(case.sides, int(case.rows["pair"][row]))
+    if dtypes is None:
+        return None
+    differ, count = case.count("param")
+    reason = f"it is {dtypes[0]} in a and {dtypes[1]} in b; {differ} of {count} weights differ"
+    return case.origin(row, "weights", "precision", reason, is_within=False)
 
 
 def _look_at_seeds(case: StepCase) -> Origin | None:
@@ -311,6 +324,7 @@ def _value(number: float | None) -> str:
 
 
 _LOOKS: Final[tuple[Callable[[StepCase], Origin | None], ...]] = (
+    _look_at_types,
     _look_at_seeds,
     _look_at_modes,
     _look_at_data,

@@ -48,9 +48,15 @@ def _classify(a: list[str], b: list[str]) -> str:
     if not changed:
         return "structure"  # the same calls in another order
     names = [[word for word in side if _NAME.match(word)] for side in (a, b)]
-    if names[0] == names[1]:
+    if names[0] == names[1] or _is_value(counts[0], counts[1]) or _is_value(counts[1], counts[0]):
         return "argument"
     return "operation"
+
+
+def _is_value(a: Counter[str], b: Counter[str]) -> bool:
+    """Whether the second has constants where the first has names, and calls neither more nor less."""
+    more = list(b - a)
+    return a["()"] == b["()"] and bool(more) and not any(_NAME.match(word) for word in more)
 
 
 def draws(code: str) -> bool:
