@@ -19,11 +19,13 @@ _HOMES = {
     "check": "clew.api.taps",
     "checks": "clew.api.taps",
     "tap": "clew.api.taps",
+    "breakpoint": "clew.api.breakpoint",
     "on": "clew.api.taps",
     "log_image": "clew.api.media",
     "log_figure": "clew.api.media",
     "log_histogram": "clew.api.media",
     "plot": "clew.api.plot",
+    "profile_function": "clew.api.function_profile",
     "open_checkpoint": "clew.api.checkpoint",
     "diff_checkpoints": "clew.api.checkpoint",
     "scan_checkpoint": "clew.api.checkpoint",
@@ -45,8 +47,8 @@ _HOMES = {
     "CheckWarning": "clew.errors",
 }
 
-# The table is the list; only a star import must leave the builtin print alone.
-__all__ = ["__version__", *(name for name in _HOMES if name != "print")]  # noqa: PLE0604
+# The table is the list; only a star import must leave Python's own print and breakpoint alone.
+__all__ = ["__version__", *(name for name in _HOMES if name not in ("print", "breakpoint"))]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> _Any:
@@ -59,4 +61,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "print"])
+    return sorted([*__all__, "print", "breakpoint"])
