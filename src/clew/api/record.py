@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from clew.capture.settings import Settings
+    from clew.replay.stops import Stops
 
 
 class Watch:
@@ -83,14 +84,18 @@ def watch(model: Any = None, optimizer: Any = None, **settings: Any) -> Watch:
     return Watch(recording, models, optimizers)
 
 
-def run_script(target: str, argv: list[str], *, module: bool, settings: Settings) -> int:
+def run_script(
+    target: str, argv: list[str], *, module: bool, settings: Settings, stops: Stops | None = None
+) -> int:
     """Run a script or module as Python would, recorded, and return its exit code."""
     from clew.api.import_hook import call_after_import
     from clew.api.script import execute, load_module, load_script
 
     program = load_module(target) if module else load_script(target)
     title = settings.name or (target.rpartition(".")[2] if module else Path(target).stem)
-    recording = Recording(settings, command=[target, *argv], title=title, is_script=True, is_module=module)
+    recording = Recording(
+        settings, command=[target, *argv], title=title, is_script=True, is_module=module, stops=stops
+    )
     call_off = call_after_import("torch", lambda: _start_safely(recording))
     try:
         outcome = execute(program, argv)
@@ -99,11 +104,33 @@ def run_script(target: str, argv: list[str], *, module: bool, settings: Settings
         call_off()
     state = "died" if outcome.error is not None else "complete"
     recording.finish(state, exit_code=outcome.exit_code, error=outcome.error)
+    if stops is not None and stops.post_mortem and outcome.error is not None:
+        open_post_mortem(outcome.error, stops, recording)
     if outcome.was_interrupted:
         # Python ends itself by the signal, after its exit handlers; it has shown the traceback already.
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
     return outcome.exit_code
+
+
+def open_post_mortem(error: BaseException, stops: Stops, recording: Recording) -> None:
+    """Look at the frames of an exception that ended the script, at the prompt."""
+    from clew.render.prompt import Front, Script, Terminal, converse, is_interactive
+    from clew.replay.debugger import Debugger
+    from clew.replay.postmortem import PostMortem
+
+    if isinstance(error, KeyboardInterrupt):
+        return
+    debugger = Debugger(PostMortem(error, step=recording.step))
+    front: Front
+    if stops.commands is not None:
+        front = Script(stops.commands, sys.stdout)
+    elif is_interactive():
+        front = Terminal(debugger)
+    else:
+        print("clew: --pdb is off: there is no terminal", file=sys.stderr)
+        return
+    converse(debugger, front)
 
 
 def _await_threads() -> None:

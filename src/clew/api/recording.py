@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from clew.api.doctor import LiveDoctor
     from clew.api.explaining import Explaining
+    from clew.api.stopping import Stopping
     from clew.capture.crash import CrashWatch
     from clew.capture.settings import Settings
     from clew.capture.torch.recorder import Recorder
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from clew.doctor.watchpoint import Watcher
     from clew.model.finding import Finding
     from clew.model.record import RunInfo, StepRecord
+    from clew.replay.stops import Stops
     from clew.store.notes import NoteFile
     from clew.store.writer import Writer
 
@@ -42,6 +44,7 @@ class Recording:
         is_script: bool = False,
         is_module: bool = False,
         on_hit: Callable[[Finding], None] | None = None,
+        stops: Stops | None = None,
     ) -> None:
         self.settings = settings
         self._is_script = is_script
@@ -49,6 +52,8 @@ class Recording:
         self._command = command
         self._cwd = str(Path.cwd())
         self._watcher = self._make_watcher()
+        self._stops = stops
+        self._stopping: Stopping | None = None
         self._on_hit = on_hit or choose_action(settings)
         self._shown = choose_folder(settings.out, settings.name, title)
         # The script may change its working directory, and forked copies of it come through here, too.
@@ -70,6 +75,11 @@ class Recording:
         if self._session is None:
             raise ClewError("the recording has not started", next_step="use it inside its with block")
         return self._session
+
+    @property
+    def step(self) -> int:
+        """The step that is going on, or was; 0 where nothing has been watched."""
+        return self._session.step if self._session is not None else 0
 
     def start(self, *, models: Any = (), optimizers: Any = ()) -> None:
         """Open the run folder and begin to watch."""
@@ -127,6 +137,21 @@ class Recording:
             self._session, self._writer.rank_folder, self.settings, tell=self.tell
         )
         self._session.start()
+        self._stopping = self._make_stopping()
+        self._stopping.start()
+
+    def _make_stopping(self) -> Stopping:
+        from clew.api.stopping import Stopping
+        from clew.replay.stops import Stops
+
+        assert self._writer is not None  # start() has made it
+        return Stopping(
+            self.session.recorder,
+            self._writer.rank_folder,
+            self._stops or Stops(),
+            tell=self.tell,
+            crash=self._crash,
+        )
 
     def _make_doctor(self, notes: NoteFile) -> LiveDoctor:
         from clew.api.doctor import LiveDoctor
@@ -165,6 +190,8 @@ class Recording:
         if os.getpid() != self._pid:
             return
         close_meeting(self.folder)
+        if self._stopping is not None:
+            self._stopping.stop()
         if self._crash is not None:
             self._crash.stop()
         if self._session is None or self._writer is None or self._info is None:

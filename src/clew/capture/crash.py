@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FILE: Final = "crash.txt"
@@ -65,6 +65,20 @@ class CrashWatch:
             if now - self._last_step > self._hang_seconds / 8:
                 self._arm()
             self._last_step = now
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The training is stopped on purpose: that is no hang."""
+        if self._hang_seconds is None or self._file is None:
+            yield
+            return
+        faulthandler.cancel_dump_traceback_later()
+        self._last_step = float("inf")
+        try:
+            yield
+        finally:
+            self._last_step = monotonic()
+            self._arm()
 
     def stop(self) -> None:
         """Leave everything as it was found; the file stays if something was written."""

@@ -24,6 +24,8 @@ COMMANDS: Final = {
         "clew.cli.replay",
         "execute a recorded step again and go through its operations, back and forth",
     ),
+    "pause": ("clew.cli.pause", "stop a training that is going on, from another terminal"),
+    "attach": ("clew.cli.attach", "look around in a training that is going on, and let it go on"),
     "repro": ("clew.cli.repro", "write a test that fails until a recorded fault is mended"),
     "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON, Parquet or for TensorBoard"),
     "rm": ("clew.cli.rm", "delete runs"),
@@ -49,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     runs_script = words[:1] == ["run"]
     try:
+        if os.environ.get("CLEW_LOG"):
+            from clew import logs
+
+            logs.configure()
         code = _dispatch(words)
         if not runs_script:
             sys.stdout.flush()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clew.cli.choice import add_run, open_chosen
+from clew.cli.commands import read_commands
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def execute(args: Namespace) -> int:
     return 1 if done.exactness == "diverged" else 0
 
 
-def _read_commands(file: str | None, *, as_json: bool) -> list[str] | None:
+def _read_commands(file: str | None, *, as_json: bool) -> tuple[str, ...] | None:
     if file is None:
         if as_json or not sys.stdin.isatty():
             raise UsageError(
@@ -58,10 +58,7 @@ def _read_commands(file: str | None, *, as_json: bool) -> list[str] | None:
                 next_step="give commands: clew replay RUN --commands FILE, or --commands - for standard input",
             )
         return None
-    try:
-        return (sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the commands cannot be read: {error}", where=file) from None
+    return read_commands(file)
 
 
 def _parse_memory(text: str | None) -> int | None:

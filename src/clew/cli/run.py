@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clew.cli.parser import Parser
+    from clew.replay.stops import Stops
 
 _SWITCHES: Final = (
     *("--no-status", "--no-histograms", "--no-hashes", "--no-doctor", "--no-data"),
-    *("-h", "--help"),
+    *("--pdb", "-h", "--help"),
 )
 """Options without a value; every other one takes the next word."""
 
@@ -50,6 +51,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--explain", metavar="HOW", help="who executes a bad step again: fork, process (afterwards), off"
     )
+    _add_stops(parser)
     for name, text in (
         ("status", "no live line on the terminal"),
         ("histograms", "do not record histograms"),
@@ -58,6 +60,23 @@ def configure(parser: Parser) -> None:
         ("data", "keep none of the data that goes through the model: no batches, no inputs for tests"),
     ):
         parser.add_argument(f"--no-{name}", dest=name, action="store_const", const=False, help=text)
+
+
+def _add_stops(parser: Parser) -> None:
+    parser.add_argument(
+        "--break",
+        dest="breaks",
+        metavar="PLACE",
+        action="append",
+        help="stop there: 'layers.3:forward if out.abs().max() > 100', op:softmax, step:10, train.py:42",
+    )
+    parser.add_argument("--shell-at-step", metavar="N", type=int, help="open the prompt when step N begins")
+    parser.add_argument(
+        "--pdb", action="store_true", help="look at the frames of an exception that ends the script"
+    )
+    parser.add_argument(
+        "--commands", metavar="FILE", help="execute these commands at the stops instead of asking"
+    )
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -87,7 +106,30 @@ def execute(args: Namespace) -> int:
 
     from clew.api.record import run_script
 
-    return run_script(target, script_args, module=is_module, settings=settings)
+    return run_script(target, script_args, module=is_module, settings=settings, stops=_read_stops(args))
+
+
+def _read_stops(args: Namespace) -> Stops | None:
+    """Return where to stop, understood before the script starts; None when nothing was asked for."""
+    if not (args.breaks or args.shell_at_step is not None or args.pdb):
+        if args.commands is not None:
+            raise UsageError(
+                "--commands without a place to stop", next_step="add --break, --shell-at-step or --pdb"
+            )
+        return None
+    from clew.cli.commands import read_commands
+    from clew.replay.breakpoint import parse_breakpoint
+    from clew.replay.stops import Stops
+
+    stops = Stops(
+        tuple(args.breaks or ()),
+        args.shell_at_step,
+        post_mortem=args.pdb,
+        commands=read_commands(args.commands),
+    )
+    for text in stops.breaks:
+        parse_breakpoint(text)
+    return stops
 
 
 def _take_target(rest: list[str]) -> list[str]:

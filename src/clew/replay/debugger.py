@@ -47,9 +47,10 @@ HELP: Final = {
     "help": ("help [COMMAND]", "show this text"),
 }
 SHORT: Final = {
-    "s": "step", "n": "next", "c": "continue", "f": "finish", "u": "up", "d": "down", "w": "where", "bt": "where",
-    "q": "quit", "p": "print", "b": "break", "h": "help", "l": "where", "r": "finish",
+    "s": "step", "n": "next", "c": "continue", "u": "up", "d": "down", "w": "where", "bt": "where", "q": "quit",
+    "p": "print", "b": "break", "exit": "quit",
 }  # fmt: skip
+"""Short forms; h is left to the hidden states of the world."""
 _WORD: Final = re.compile(r"\s*([a-z]+)\b\s*(.*)", re.DOTALL)
 _PYTHON: Final = re.compile(r"[(.=\[+*/<>%,|&]|!=|- |(?:in|is|and|or|if|not)\b")
 """What follows a name that is used in an expression, and not a command's argument."""
@@ -103,6 +104,7 @@ class Debugger:
     def execute(self, line: str) -> Reply:
         """Execute one line: a command, or any Python expression. An empty line repeats the last move."""
         text = line.strip() or self._last
+        text = "help" if text == "?" else text
         if not text:
             return Reply("nothing")
         command, rest = split_command(text)

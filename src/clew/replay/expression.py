@@ -65,6 +65,14 @@ class Scratch:
         return value
 
 
+def differs(value: Any, before: Any) -> bool:
+    """Say whether a watched value has changed; what cannot be compared is taken to have."""
+    try:
+        return bool((value != before).any()) if hasattr(value, "any") else bool(value != before)
+    except Exception:  # noqa: BLE001 - shapes that do not fit each other
+        return True
+
+
 def _explain(source: str, error: SyntaxError | ValueError) -> UsageError:
     if not isinstance(error, SyntaxError):
         return UsageError(f"'{source}' is no Python: {error}")

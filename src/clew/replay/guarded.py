@@ -45,19 +45,19 @@ def undone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def all_undone() -> Iterator[None]:
+def all_undone(found: Any = None) -> Iterator[None]:
     """Put back what a person at the prompt does: memory, gradients, optimizers, modes, attributes, random states.
 
     A backward pass keeps its graph, which the training still needs. What ordinary Python objects go through
-    (a list that grows, a file that is written) is not undone.
+    (a list that grows, a file that is written) is not undone. ``found``: what ``find_all`` gave a moment ago.
     """
     written, patches = Written(), Patches()
-    modules, optimizers, parameters = find_all()
+    modules, optimizers, parameters = found if found is not None else find_all()
     gradients = [(parameter, parameter.grad) for parameter in parameters]
     states = [KeptOptimizer(optimizer) for optimizer in optimizers]
     with unrecorded(), unchanged(modules):
-        patches.replace(torch.autograd, "backward", _retaining)
-        patches.replace(torch.autograd, "grad", _retaining)
+        patches.replace(torch.autograd, "backward", _retain_in_backward)
+        patches.replace(torch.autograd, "grad", _retain_in_grad)
         try:
             with torch.enable_grad(), _BeforeWrite(written.keep):
                 yield
@@ -70,8 +70,19 @@ def all_undone() -> Iterator[None]:
             written.restore()
 
 
-def _retaining(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **{**kwargs, "retain_graph": True})
+def _retain_in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(tensors: Any, grad_tensors: Any = None, _: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("retain_graph", None)
+        return original(tensors, grad_tensors, True, *args, **kwargs)
 
-    return run
+    return backward
+
+
+def _retain_in_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(
+        outputs: Any, inputs: Any, grad_outputs: Any = None, _: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        kwargs.pop("retain_graph", None)
+        return original(outputs, inputs, grad_outputs, True, *args, **kwargs)
+
+    return grad

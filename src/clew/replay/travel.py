@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clew.errors import ClewError, UsageError
 from clew.replay.breakpoint import Breakpoint, parse_breakpoint
-from clew.replay.expression import compile_condition, evaluate
+from clew.replay.expression import compile_condition, differs, evaluate
 from clew.replay.guarded import undone
 from clew.replay.reply import Reply, Spot
 from clew.replay.statistics import Statistics
@@ -146,7 +146,7 @@ class Travel:
             for number, each in enumerate(self._breaks):
                 if each.kind == "watch":
                     value = self._watched(each, operation)
-                    changed, watched[number] = _differs(value, watched[number]), value
+                    changed, watched[number] = _differ(value, watched[number]), value
                     if changed:
                         self._reason = each.text
                         return Reply("place")
@@ -295,13 +295,8 @@ def _edge_of(operation: Operation, timeline: Timeline, each: Breakpoint) -> int:
     return found.first if each.moment == "before" else found.last
 
 
-def _differs(value: Any, before: Any) -> bool:
-    if value is _MISSING or before is _MISSING:
-        return False
-    try:
-        return bool((value != before).any()) if hasattr(value, "any") else bool(value != before)
-    except Exception:  # noqa: BLE001 - shapes that cannot be compared are different
-        return True
+def _differ(value: Any, before: Any) -> bool:
+    return value is not _MISSING and before is not _MISSING and differs(value, before)
 
 
 def _count(words: str) -> int:

@@ -157,6 +157,8 @@ class Recorder:
         """Called in the training's own thread after a step has ended and before the next one begins."""
         self.prompt = False
         """Whether each step is handed over at once: somebody acts on it."""
+        self.breaker: Any = None
+        """Stops the training for somebody who asked for that; made where there is a recording to stop."""
 
     # ---------------------------------------------------------------- rows
 
