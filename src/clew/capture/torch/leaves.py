@@ -16,7 +16,9 @@ _LONGEST: Final = 64
 def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor in a value with its path, such as ``[0]`` or ``[logits]``."""
     if isinstance(value, torch.Tensor):
-        yield path, value
+        # A nested tensor has no shape to speak of; nothing that looks at leaves can read one.
+        if not value.is_nested:
+            yield path, value
         return
     if depth >= _DEEPEST or value is None or isinstance(value, (str, bytes, int, float)):
         return

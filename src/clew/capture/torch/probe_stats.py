@@ -252,7 +252,12 @@ class StatsProbe:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) is torch.Tensor and value.layout == torch.strided and value.device.type != "meta"
+    return (
+        type(value) is torch.Tensor
+        and value.layout == torch.strided
+        and not value.is_nested
+        and value.device.type != "meta"
+    )
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
@@ -272,6 +277,8 @@ def _inputs_differ(call: Call, samples: int) -> bool:
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     """Return a few samples and features of a tensor as float: enough to tell whether rows differ."""
     rows = tensor.detach()[:_SAMPLES]
+    if rows.is_complex():
+        rows = torch.view_as_real(rows.resolve_conj())
     return rows.reshape(len(rows), -1)[:, :_FEATURES].float()
 
 
