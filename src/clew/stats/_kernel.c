@@ -348,6 +348,32 @@ static PyObject *measure_updates(PyObject *module, PyObject *const *args, Py_ssi
     return check_count(n, 6) ? measure_kept(args[0], args[1], args + 2) : NULL;
 }
 
+PyDoc_STRVAR(find_bad_doc, "find_bad(tensors) -> int\n\n"
+                           "Return the position of the first tensor with a NaN or an infinity, -1 if there is none; None is\n"
+                           "passed over. -2 if one of the tensors is not simply memory: then nothing is known.");
+
+static PyObject *find_bad(PyObject *module, PyObject *tensors)
+{
+    Layout layout;
+    Task task;
+    Piece piece;
+    long found = is_observed() ? -2 : -1;
+    (void)module;
+    for (Py_ssize_t i = 0; found == -1 && i < PyList_Size(tensors); i++) {
+        PyObject *tensor = PyList_GetItem(tensors, i);
+        if (tensor == Py_None)
+            continue;
+        if (!read_tensor(tensor, WANT_STATS, &task, &layout))
+            found = -2;
+        else {
+            run_tasks(&task, 1, &piece, 1);
+            if (piece.nan || piece.pos_inf || piece.neg_inf)
+                found = (long)i;
+        }
+    }
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(found);
+}
+
 PyDoc_STRVAR(measure_memory_doc, "measure_memory(address, type, count, row, hash, hist)\n\n"
                                  "Measure elements of a numbered type that lie one after another, in the calling thread;\n"
                                  "the one way in that needs no torch, for readers of files.");
@@ -489,6 +515,7 @@ static PyMethodDef methods[] = {
     FAST("measure_updates", measure_updates, measure_updates_doc),
     FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
+    {"find_bad", find_bad, METH_O, find_bad_doc},
     {"select", select_variant, METH_O, select_doc},
     {"variants", list_variants, METH_NOARGS, variants_doc},
     {NULL, NULL, 0, NULL},

@@ -14,7 +14,7 @@ import torch
 
 from clew.capture.torch.randomness import RandomStates
 from clew.model.schema import STAT_INDEX
-from clew.stats.rows import Rows
+from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from clew.capture.torch.registry import TensorEntry
     from clew.capture.torch.snapshot import SnapshotLens
 
-_NAN, _POS_INF, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["pos_inf"], STAT_INDEX["neg_inf"]
+_NAN, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["neg_inf"]
+_UNKNOWN: Final = -2
+"""The kernel's answer when a tensor is not simply memory."""
 _SMALL: Final = 4096
 _MOST_CALLS: Final = 24
 _MOST_LOOKED_AT: Final = 4
@@ -55,8 +57,6 @@ class Flight:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._trees = -1
         self._rows = Rows(capacity=1)
-        # Plain memory: after a backward pass every call into numpy runs on cold caches.
-        self._numbers = memoryview(self._rows.values.data).cast("B").cast("d")
         self._looked_at = -1
         self._small: list[TensorEntry] = []
 
@@ -88,22 +88,29 @@ class Flight:
 
     def find_bad_gradient(self) -> str:
         """Return the name of a small parameter whose gradient is bad, or nothing: a look after every backward."""
-        living = [(entry, entry.ref()) for entry in self._small_parameters()]
-        gradients = [(entry, parameter.grad) for entry, parameter in living if parameter is not None]
-        return self._find_bad([(e, g) for e, g in gradients if g is not None and g.layout == torch.strided])
+        living = [entry.ref() for entry in self._small_parameters()]
+        return self._find_bad([None if parameter is None else parameter.grad for parameter in living])
 
     def find_bad_parameter(self) -> str:
         """Return the name of a small parameter that is bad, or nothing: a look after every optimizer step."""
-        living = [(entry, entry.ref()) for entry in self._small_parameters()]
-        return self._find_bad([(entry, parameter) for entry, parameter in living if parameter is not None])
+        return self._find_bad([entry.ref() for entry in self._small_parameters()])
 
-    def _find_bad(self, tensors: list[tuple[TensorEntry, torch.Tensor]]) -> str:
-        numbers = self._numbers
-        for entry, tensor in tensors:
+    def _find_bad(self, tensors: list[torch.Tensor | None]) -> str:
+        """Return the name of the first small parameter whose tensor is bad; ``tensors`` has one for each, or None."""
+        bad = KERNEL.find_bad(tensors) if KERNEL is not None else _UNKNOWN
+        if bad == _UNKNOWN:
+            bad = self._find_bad_slowly(tensors)
+        return self._small[bad].name if bad >= 0 else ""
+
+    def _find_bad_slowly(self, tensors: list[torch.Tensor | None]) -> int:
+        for position, tensor in enumerate(tensors):
+            if tensor is None or tensor.layout != torch.strided:
+                continue
             self._rows.measure(tensor, 0)
-            if numbers[_NAN] or numbers[_POS_INF] or numbers[_NEG_INF]:
-                return entry.name
-        return ""
+            self._rows.settle()
+            if self._rows.values[0, _NAN : _NEG_INF + 1].any():
+                return position
+        return -1
 
     def _small_parameters(self) -> list[TensorEntry]:
         registry = self.recorder.registry
@@ -133,7 +140,9 @@ class Flight:
 
     def _copy_buffers(self) -> None:
         trees = self.recorder.registry.living_trees()
-        count = sum(len(tree.buffers) for tree in trees)
+        count = 0
+        for tree in trees:
+            count += len(tree.buffers)
         if count != self._trees:
             self._trees = count
             living = [entry.ref() for tree in trees for entry in tree.buffers]

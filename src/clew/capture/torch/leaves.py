@@ -12,6 +12,8 @@ _DEEPEST: Final = 6
 _LONGEST: Final = 64
 """How deep and how wide a container is searched: enough for every model, a fence against caches of tensors."""
 
+_PLAIN: Final = frozenset({tuple, list})
+
 
 def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor in a value with its path, such as ``[0]`` or ``[logits]``."""
@@ -28,6 +30,8 @@ def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torc
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     """Return the named parts of a container; nothing for an object that is none."""
+    if type(value) in _PLAIN:
+        return [(str(index), part) for index, part in enumerate(value[:_LONGEST])]
     if isinstance(value, torch.nn.utils.rnn.PackedSequence):
         return [("data", value.data)]
     if isinstance(value, Mapping):

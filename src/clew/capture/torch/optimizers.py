@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from clew.capture.assemble import SITE_SHIFT
 from clew.capture.clock import CLEW, OPTIMIZER
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE
 from clew.capture.torch.shadow import take_shadows
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
+    from clew.model.record import Scalar
 
     Pair = tuple[TensorEntry, torch.Tensor]
 
@@ -34,7 +36,21 @@ _HOOKED_STEP_FILE: Final = torch.optim.Optimizer.profile_hook_step.__code__.co_f
 class OptimizerEntry:
     """One optimizer: its place among the others, and its parameters as sites."""
 
-    __slots__ = ("first_group", "numbers", "pairs", "ref", "size", "stepped", "steps", "was_found")
+    __slots__ = (
+        "first_group",
+        "grad_keys",
+        "known_groups",
+        "numbers",
+        "pairs",
+        "param_keys",
+        "rates",
+        "ref",
+        "size",
+        "stepped",
+        "steps",
+        "tensors",
+        "was_found",
+    )
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, first_group: int, forget: Callable[[object], object]
@@ -46,7 +62,13 @@ class OptimizerEntry:
         self.steps = 0
         self.was_found = False
         self.pairs: list[Pair] = []
+        self.tensors: list[torch.Tensor] = []
+        self.param_keys: list[int] = []
+        self.grad_keys: list[int] = []
         self.numbers: dict[tuple[str, int], float] = {}
+        self.known_groups: list[dict[str, Any]] = []
+        self.rates: list[Scalar] = []
+        """What the groups were like when their numbers were last taken, and the learning rates among these."""
 
 
 class OptimizerLens:
@@ -159,7 +181,8 @@ class OptimizerLens:
             entry.stepped = recorder.serial
             entry.steps += 1
             if _closure_of(args, kwargs) is not None:
-                self._measure_grads(self._pairs_of(entry, optimizer))
+                self._pairs_of(entry, optimizer)
+                self._measure_grads(entry)
             self._measure_after(entry, optimizer)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
@@ -188,19 +211,22 @@ class OptimizerLens:
             return
         pairs = self._pairs_of(entry, optimizer)
         if recorder.wants["param"]:
-            recorder.measure_many([tensor for _, tensor in pairs], [e.site for e, _ in pairs], KIND_PARAM)
+            recorder.measure_keyed(entry.tensors, entry.param_keys)
         if with_grads:
-            self._measure_grads(pairs)
+            self._measure_grads(entry)
         if recorder.wants["update"]:
             take_shadows(pairs)
 
-    def _measure_grads(self, pairs: list[Pair]) -> None:
+    def _measure_grads(self, entry: OptimizerEntry) -> None:
         recorder = self.recorder
         if not recorder.due or not recorder.wants["grad"]:
             return
-        graded = [(entry, tensor.grad) for entry, tensor in pairs]
-        kept = [(entry, grad) for entry, grad in graded if grad is not None]
-        recorder.measure_many([grad for _, grad in kept], [entry.site for entry, _ in kept], KIND_GRAD)
+        grads = [tensor.grad for tensor in entry.tensors]
+        kept = [grad for grad in grads if grad is not None]
+        keys = entry.grad_keys
+        if len(kept) < len(grads):
+            keys = [key for grad, key in zip(grads, keys, strict=True) if grad is not None]
+        recorder.measure_keyed(kept, keys)
 
     def _measure_after(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
@@ -239,11 +265,19 @@ class OptimizerLens:
 
     def _record_numbers(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         """Take the learning rate of each group every step, its other numbers when they change."""
-        for index, group in enumerate(optimizer.param_groups):
+        groups = [{**group, "params": None} for group in optimizer.param_groups]
+        if groups == entry.known_groups:
+            self.recorder.scalars += entry.rates
+            return
+        taken = len(self.recorder.scalars)
+        for index, group in enumerate(groups):
             ordinal = entry.first_group + index
             for key, value in group.items():
-                if key != "params":
-                    self._record_number(entry, key, value, ordinal)
+                self._record_number(entry, key, value, ordinal)
+        # A number kept in a tensor changes in its place: such groups are read each time.
+        is_plain = all(_is_plain(value) for group in groups for value in group.values())
+        entry.known_groups = groups if is_plain else []
+        entry.rates = [scalar for scalar in self.recorder.scalars[taken:] if scalar.name == "lr"]
 
     def _record_number(self, entry: OptimizerEntry, key: str, value: Any, ordinal: int) -> None:
         recorder = self.recorder
@@ -268,6 +302,9 @@ class OptimizerLens:
             self.discover(parameters)
             entries = self.recorder.registry.name_parameters(parameters, f"optimizer{entry.first_group}")
             entry.pairs = [(e, p) for e, p in zip(entries, parameters, strict=True) if e.wanted]
+            entry.tensors = [parameter for _, parameter in entry.pairs]
+            entry.param_keys = [e.site << SITE_SHIFT | KIND_PARAM for e, _ in entry.pairs]
+            entry.grad_keys = [e.site << SITE_SHIFT | KIND_GRAD for e, _ in entry.pairs]
             entry.size = size
         return entry.pairs
 
@@ -282,6 +319,15 @@ def _count_running() -> int:
     return count
 
 
+def _is_plain(value: Any) -> bool:
+    """Return whether a value cannot change in its place."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (int, float, str))
+
+
 def _closure_of(args: Any, kwargs: Any) -> Any:
     """Return the closure given to ``step``; the hook gets the optimizer itself as the first argument."""
+    if not kwargs and len(args) == 1:
+        return None
     return kwargs.get("closure") or next((value for value in args[1:] if callable(value)), None)

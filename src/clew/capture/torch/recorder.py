@@ -190,18 +190,24 @@ class Recorder:
                 self.describe(site, tensor)
             return row
 
-    @take_turns
     def measure_many(self, tensors: list[torch.Tensor], sites: list[int], tag: int) -> None:
         """Measure several tensors of one kind into consecutive rows."""
+        self.measure_keyed(tensors, [site << SITE_SHIFT | tag for site in sites])
+
+    @take_turns
+    def measure_keyed(self, tensors: list[torch.Tensor], keys: list[int]) -> None:
+        """Measure several tensors into consecutive rows, each under its key."""
         if not tensors:
             return
         first = len(self.keys)
-        self.keys += [site << SITE_SHIFT | tag for site in sites]
+        self.keys += keys
         failures = self.rows.measure_many(tensors, first, hash=self.hashes, hist=self.hists)
-        self._drop_failures(first, sites, failures)
-        for tensor, site in zip(tensors, sites, strict=True):
-            if self.sites.shapes[site] != tensor.shape:
-                self.describe(site, tensor)
+        if failures:
+            self._drop_failures(first, [key >> SITE_SHIFT for key in keys], failures)
+        shapes = self.sites.shapes
+        for tensor, key in zip(tensors, keys, strict=True):
+            if shapes[key >> SITE_SHIFT] != tensor.shape:
+                self.describe(key >> SITE_SHIFT, tensor)
 
     @take_turns
     def measure_updates(self, new: list[torch.Tensor], old: list[torch.Tensor], sites: list[int]) -> None:
