@@ -120,6 +120,9 @@ class _Remote:
     def execute(self, _: str) -> Reply:
         return Reply("nothing")
 
+    def interact(self, _: Callable[[dict[str, Any]], object]) -> None:
+        print("clew: a shell needs the terminal of the training; type the expression itself")
+
     def complete(self, text: str) -> list[str]:
         if self._known[0] != text:
             self._line.send(complete=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import code
 import contextlib
 import json
 import sys
@@ -12,7 +13,7 @@ from clew.replay.reply import Reply
 from clew.views.debug_page import make_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PROMPT = "(clew) "
 
@@ -28,6 +29,9 @@ class Debugger(Protocol):
 
     def complete(self, text: str) -> list[str]:
         """Return how a beginning may go on."""
+
+    def interact(self, run: Callable[[dict[str, Any]], object]) -> None:
+        """Let a shell run with the names of the place."""
 
 
 class Front(Protocol):
@@ -65,7 +69,12 @@ class Terminal:
         self._readline = _load_readline()
 
     def read(self) -> str | None:
-        """Ask for a line."""
+        """Ask for a line; a shell is opened on the way."""
+        while (line := self._ask()) is not None and line.strip() == "shell":
+            self._debugger.interact(_open_python)
+        return line
+
+    def _ask(self) -> str | None:
         try:
             with self._completing():
                 if self._output is sys.stdout:
@@ -158,6 +167,22 @@ def is_interactive() -> bool:
 def _choose_output() -> TextIO:
     """Return standard output, or standard error where the script's output goes into a file."""
     return sys.stdout if sys.stdout.isatty() else sys.stderr
+
+
+def _open_python(names: dict[str, Any]) -> None:
+    """Run IPython, or Python's own console where there is none, until the user leaves it."""
+    banner = "the names of this place are here; Ctrl-D goes back to the prompt"
+    try:
+        from IPython.terminal.embed import InteractiveShellEmbed  # noqa: T100 - the shell that was asked for
+        from traitlets.config import Config
+    except ImportError:
+        code.interact(banner=banner, local=names, exitmsg="")
+        return
+    config = Config()
+    config.HistoryManager.enabled = False  # its thread would outlive the shell
+    shell = InteractiveShellEmbed(config=config, banner1=banner + "\n", user_ns=names)  # noqa: T100 - see above
+    shell.mainloop(local_ns=names)
+    InteractiveShellEmbed.clear_instance()
 
 
 def _load_readline() -> Any:

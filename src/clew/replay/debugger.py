@@ -42,6 +42,7 @@ HELP: Final = {
     ),
     "watch": ("watch EXPR", "stop where the value of an expression changes"),
     "save": ("save EXPR FILE", "write a tensor to FILE (.npy or .safetensors)"),
+    "shell": ("shell", "open Python with the names of this place (IPython where it is installed)"),
     "quit": ("quit", "leave; a training that was started here ends (detach lets it go on)"),
     "detach": ("detach", "leave and let the program go on without breakpoints"),
     "help": ("help [COMMAND]", "show this text"),
@@ -257,6 +258,14 @@ class Debugger:
             raise UsageError(f"no command '{words}'", next_step=suggest(words, HELP))
         chosen = {name: HELP[name]} if name else HELP
         return Reply("help", {"commands": [list(form) for form in chosen.values()]})
+
+    def _do_shell(self, _: str) -> Reply:
+        raise UsageError("a shell needs a terminal of its own", next_step="type the expression itself")
+
+    def interact(self, run: Callable[[dict[str, Any]], object]) -> None:
+        """Let a shell run with the names of this place; what it changes in the training is undone when it ends."""
+        with self.world.guard():
+            run({**self.names(), **self.scratch.names})
 
     def _do_quit(self, _: str) -> Reply:
         return Reply("bye", resume="quit")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from clew.replay.timeline import Operation, Timeline
 
 _MISSING = object()
+_AFTER_LOSS = ("ones_like", "detach", "_local_scalar_dense", "item")
+"""Operations that stand between the loss and its backward pass."""
 
 
 class Travel:
@@ -165,7 +167,8 @@ class Travel:
             return int(words)
         if words == "loss":
             first = next((each.index for each in operations if each.phase != "forward"), len(operations))
-            return max(first - 1, 0)
+            before = (each for each in reversed(operations[:first]) if each.op not in _AFTER_LOSS)
+            return next((each.index for each in before), 0)
         tests: dict[str, Callable[[Operation], bool]] = {
             "start": lambda _: True,
             "end": lambda each: each.index == len(operations) - 1,
