@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clew import logs
 from clew.api.recording import Recording
 from clew.capture.settings import load_settings
 from clew.errors import ClewError, UsageError
@@ -70,6 +71,7 @@ def watch(model: Any = None, optimizer: Any = None, **settings: Any) -> Watch:
     ``every=10``, ``budget="3%"``, ``sites="layers.*"``, ``kinds="output,grad"``, ``out="runs"``, ``name="try"`` …
     ``on_hit`` may also be a function that is called with the finding when a watchpoint fires.
     """
+    logs.configure()
     chosen = load_settings(settings, origin="clew.watch")
     on_hit = settings.get("on_hit")
     models = _name_models(model)

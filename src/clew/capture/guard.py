@@ -5,12 +5,14 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
+from clew.logs import room_log
 from clew.model.record import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_FAULTS = 100
+_log = room_log("capture")
 
 
 class Guard:
@@ -27,6 +29,7 @@ class Guard:
         """Record an error of ours at a place and switch that place off."""
         self.total += 1
         self.switched_off.add(where)
+        _log.warning("fault at %s in step %d, switched off there", where, step, exc_info=error)
         if self.total <= MAX_FAULTS:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._fresh.append(Fault(step, where, f"{type(error).__name__}: {error}", text))

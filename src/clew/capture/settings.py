@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KINDS: Final = ("batch", "output", "grad_output", "param", "grad", "update", "buffer", "loss")
 ENVIRONMENT_PREFIX: Final = "CLEW_"
-_NOT_SETTINGS: Final = ("CLEW_CHECKS", "CLEW_KERNEL")
+_NOT_SETTINGS: Final = ("CLEW_CHECKS", "CLEW_KERNEL", "CLEW_LOG", "CLEW_LOG_FILE")
 """Variables of clew that are no settings of a run: taps in the user's code off, the way statistics are computed."""
 
 HIT_ACTIONS: Final = ("log", "snapshot", "pause", "stop")

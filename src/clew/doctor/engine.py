@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from clew.doctor.catalogue import load_rules
 from clew.doctor.rule import NotJudged, Rule
+from clew.logs import room_log
 from clew.model.finding import SEVERITIES, Diagnosis, Finding, NotChecked
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from clew.doctor.case import Case
     from clew.model.record import StepRecord
+
+_log = room_log("doctor")
 
 _DETECTION_STEPS: Final = 20
 """A cause may need this many steps more than its consequence to be recognised; later it is no cause of it."""
@@ -94,6 +97,7 @@ class Doctor:
             self._excused[key] = str(reason)
             return []
         except Exception as error:  # noqa: BLE001 - a broken rule is reported once and skipped
+            _log.warning("rule %s failed", rule.id, exc_info=error)
             self._broken[rule.id] = f"the rule failed: {type(error).__name__}: {error}"
             if self._on_fault is not None:
                 self._on_fault(rule, error)
@@ -106,6 +110,7 @@ class Doctor:
             if known not in self._found:
                 self._found[known] = rule.make_finding(one, rank=case.rank)
                 fresh.append(self._found[known])
+                _log.info("rule %s: %s", rule.id, self._found[known].title)
             if not one.key:
                 self._done.add(key)
         return fresh

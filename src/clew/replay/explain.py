@@ -9,6 +9,7 @@ import torch
 
 from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.capture.torch.leaves import walk
+from clew.logs import room_log
 from clew.model.schema import KIND_INDEX
 from clew.replay.evidence import Evidence, pack
 from clew.replay.fork import rest_openmp as rest_openmp  # noqa: PLC0414 - others look for it here
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from clew.capture.torch.recorder import Recorder
 
+_log = room_log("replay")
 _PATIENCE_SECONDS: Final = 120.0
 _OUTPUT: Final = KIND_INDEX["output"]
 
@@ -58,6 +60,9 @@ class Explainer:
         notes: list[str] = []
         for way in ways:
             verdict = run_in_copy(lambda way=way: self._rehearse(way, kind), step=recorder.step)  # type: ignore[misc]
+            _log.info(
+                "step %d by %s: %s", recorder.step, way.name, "found" if verdict.found else verdict.notes
+            )
             if verdict.found:
                 verdict.notes = [*notes, *verdict.notes]
                 return verdict

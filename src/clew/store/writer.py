@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clew.errors import UsageError
+from clew.logs import room_log
 from clew.model.record import Fault, RunInfo, Site, StepRecord
 from clew.store import columns, layout, tables
 from clew.store.appender import PART_BYTES, Appender
@@ -178,6 +179,7 @@ class Writer:
             return
         if state not in STATES[1:]:
             raise UsageError(f"a run ends as complete or died, not as '{state}'")
+        _log.info("%s ends: %s", self.rank_folder, state)
         self._flush()
         with self._gate:
             self._is_closed = True
@@ -232,6 +234,8 @@ class Writer:
                 records, self._pending = self._pending, []
                 self._pending_bytes = 0
                 self._gate.notify_all()
+            if records:
+                _log.debug("writing %d steps to %s", len(records), self.rank_folder)
             self._attempt(lambda: self._write(records))
 
     def _write(self, records: list[StepRecord]) -> None:
@@ -288,6 +292,7 @@ class Writer:
             self._sealer.start()
 
     def _seal(self) -> None:
+        _log.debug("sealing what is waiting in %s", self.rank_folder)
         for table in self._tables.values():
             self._attempt(table.seal_waiting)
 
@@ -343,6 +348,7 @@ class Writer:
         self._tell(reason, trace)
 
     def _tell(self, reason: str, trace: str = "") -> None:
+        _log.warning("%s: %s", self.rank_folder, reason)
         fault = Fault(self._summary.last_step, "store", reason, trace)
         with contextlib.suppress(OSError):
             self._write_faults([fault])
@@ -360,6 +366,7 @@ class Writer:
                 table.release()
 
 
+_log = room_log("store")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
