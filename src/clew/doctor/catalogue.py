@@ -17,7 +17,8 @@ GROUP: Final = "clew.rules"
 
 FAMILIES: Final = (
     "inputs", "nonfinite", "activation", "progress", "update", "gradient", "timing", "ranks",
-    "loop_loss", "loop_targets", "loop_gradients", "loop_coverage", "loop_modes",
+    "loop_loss", "loop_targets", "loop_gradients", "loop_coverage", "loop_modes", "loop_data", "loop_schedule",
+    "loop_precision", "loop_weights", "loop_samples",
 )  # fmt: skip
 """Modules of this package that register rules when they are imported, in the order of the catalogue."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from clew.doctor.rule import Found, NotJudged, rule
+from clew.doctor.rule import Found, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,26 +155,3 @@ def unshifted_targets(case: Case) -> Iterator[Found]:
             source=note["source"],
             hint="each target is the token at its own position: use inputs[:, :-1] and targets = inputs[:, 1:]",
         )
-
-
-@rule(
-    "M18",
-    "future-leak",
-    severity="error",
-    watches="the outputs of a causal language model when its last token is changed",
-    threshold="earlier outputs move by more than 0.1 %",
-    silent="in a causal model they do not move at all",
-    hint="add a causal mask",
-    needs=("probe:loss",),
-    explains=("V01",),
-)
-def future_leak(case: Case) -> Iterator[Found]:
-    """A causal model sees the tokens it is to predict."""
-    notes = case.noted("future-leak")
-    if not notes:
-        raise NotJudged("the model would have to be run again with a changed token")
-    for note in notes:
-        if note["change"] > 1e-3:
-            evidence = {"change": note["change"], "position": note.get("position", -1)}
-            yield Found(int(note["step"]), site=note.get("site", ""), evidence=evidence)
-            return

@@ -212,6 +212,34 @@ def _is_shuffled(indices: tuple[int, ...]) -> bool:
 
 
 @rule(
+    "X05",
+    "uneven-collectives",
+    severity="error",
+    scope="run",
+    watches="how many batches the loaders of all ranks have, and how many steps the ranks took",
+    threshold="loaders of one number that differ in length; ranks that end with different numbers of steps",
+    silent="DistributedSampler gives every rank as many batches; a run that was stopped is left out",
+    hint="use DistributedSampler with drop_last=True, or torch.distributed.algorithms.Join",
+    needs=("ranks:2",),
+    explains=("X01", "X02"),
+)
+def uneven_collectives(case: Case) -> Iterator[Found]:
+    """Ranks have different numbers of batches: one waits for the others for ever."""
+    lengths: dict[int, dict[int, int]] = {}
+    for peer in case.peers:
+        for note in peer.noted("loader"):
+            if note["batches"] >= 0:
+                lengths.setdefault(int(note["number"]), {})[peer.rank] = int(note["batches"])
+    for number, by_rank in sorted(lengths.items()):
+        if len(by_rank) == len(case.peers) and len(set(by_rank.values())) > 1:
+            yield Found(0, evidence={"batches_by_rank": list(by_rank.values()), "loader": number})
+            return
+    steps = [peer.steps for peer in case.peers]
+    if all(peer.ended and not peer.died for peer in case.peers) and len(set(steps)) > 1:
+        yield Found(min(steps), evidence={"steps_by_rank": steps})
+
+
+@rule(
     "X06",
     "straggler",
     severity="warning",

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
 
 _LONGEST: Final = 400
-_LOSSES: Final = ("cross_entropy", "nll_loss", "nll_loss_nd", "binary_cross_entropy", "one_hot")
+_FIRST_STEPS: Final = 20
+_LOSSES: Final = (
+    "cross_entropy", "nll_loss", "nll_loss_nd", "binary_cross_entropy", "binary_cross_entropy_with_logits", "one_hot",
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+)  # fmt: skip
 _TARGETS: Final = ("target", "tensor")
 
 
@@ -26,6 +30,7 @@ class ErrorProbe:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._is_fresh = False
+        self._inputs: list[list[int]] = []
 
     def install(self, patches: Patches) -> None:
         """Begin to wait for an exception."""
@@ -34,8 +39,10 @@ class ErrorProbe:
         patches.listen(self.recorder.on_error, self._see)
         self.recorder.note("probe", {"probe": "error"})
 
-    def _see_root(self, *_: Any) -> None:
+    def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
         self._is_fresh = True
+        if self.recorder.step < _FIRST_STEPS and next(module.parameters(), None) is not None:
+            self._inputs = [list(leaf.shape) for _, leaf in walk((args, kwargs))][:8]
 
     def _see_pass(self, _begins: bool) -> None:
         self._is_fresh = False
@@ -53,6 +60,7 @@ class ErrorProbe:
                 "message": str(error)[:_LONGEST],
                 "source": f"{last.f_code.co_filename}:{line}" if last is not None else "",
                 "after_forward": self._is_fresh,
+                "inputs": self._inputs if self._is_fresh else [],
                 "batch": [list(leaf.shape) for _, leaf in walk(self.recorder.flight.last_batch)][:8],
                 **_find_operands([frame for frame, _ in frames]),
             },

@@ -1,0 +1,252 @@
+"""Runs a trained model again in a copy of the process: do samples mix, does a causal model see the future?
+
+Both questions need another forward with changed inputs. In the training itself that could draw random numbers, move
+buffers or run the user's side effects, so it happens once, in a forked copy that answers through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
+
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_change import Given, find_leak, find_mixing, is_next_token
+from clew.capture.torch.saved import walk_nodes
+
+if TYPE_CHECKING:
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.probe_events import LoopEvents
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.saved import SavedRegions
+
+_AT_STEP: Final = 21
+"""After the first steps, in which everything looks at once."""
+
+_FEWEST_STEPS: Final = 3
+_PATIENCE_SECONDS: Final = 10.0
+_LAST_SECONDS: Final = 5.0
+_MOST_MODELS: Final = 3
+_MOST_BYTES: Final = 4 << 20
+_ROWS: Final = 8
+_MOST_NODES: Final = 120
+_CLASSES: Final = ("NllLossBackward0", "NllLoss2DBackward0")
+
+
+class _Model:
+    """A trained model with the inputs of one of its calls; held until it was asked, which is soon."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.calls = 0
+        self.given: Given | None = None
+        self.first: tuple[float, ...] = ()
+        self.is_causal = False
+
+
+class AgainProbe:
+    """Keeps the inputs of an early call of each model, and asks a copy of the process what changed ones would do."""
+
+    def __init__(self, recorder: Recorder, events: LoopEvents, saved: SavedRegions) -> None:
+        self.recorder = recorder
+        self.events = events
+        self.saved = saved
+        self._models: dict[int, _Model] = {}
+        self._tokens: tuple[_Model, torch.Tensor] | None = None
+        self._sizes: dict[int, int] = {}
+        self._is_asked = False
+        self._child = 0
+        self._reading = -1
+        self._since = 0.0
+
+    def install(self, patches: Patches) -> None:
+        """Begin to keep inputs."""
+        patches.listen(self.recorder.on_batch, self._see_batch)
+        patches.listen(self.recorder.on_root, self._see_root)
+        patches.listen(self.recorder.on_loss, self._see_loss)
+        patches.listen(self.events.on_stepped, self._see_stepped)
+        patches.on_undo(self._finish)
+        self.recorder.note("probe", {"probe": "again"})
+
+    # ---------------------------------------------------------------- inputs
+
+    def _see_batch(self, _iterator: Any, batch: Any) -> None:
+        """Remember which tensors a loader gave with the samples along their first dimension."""
+        if self._is_asked:
+            return
+        leaves = [leaf for _, leaf in walk(batch) if leaf.layout == torch.strided and leaf.dim()]
+        if leaves and all(leaf.shape[0] == leaves[0].shape[0] for leaf in leaves):
+            self._sizes = {leaf.data_ptr(): leaf.shape[0] for leaf in leaves}
+
+    def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._is_asked or not torch.is_grad_enabled() or not module.training or self.recorder.in_backward:
+            return
+        model = self._models.get(id(module))
+        if model is None:
+            first = next((leaf for _, leaf in walk(output)), None)
+            if len(self._models) >= _MOST_MODELS or first is None or not first.requires_grad:
+                return
+            if next(module.parameters(), None) is None:
+                return
+            model = self._models[id(module)] = _Model(module)
+        model.calls += 1
+        leaf = next(
+            (leaf for _, leaf in walk((args, kwargs)) if leaf.layout == torch.strided and leaf.dim()), None
+        )
+        if leaf is None or leaf.grad_fn is not None or model.calls > _FEWEST_STEPS + 1:
+            return
+        if leaf.dtype == torch.int64 and leaf.dim() == 2:
+            self._tokens = (model, leaf)
+        if model.calls == 1:
+            model.first = _glance(leaf)
+        elif model.given is None or model.given.is_repeated:
+            has_samples = self._sizes.get(leaf.data_ptr()) == leaf.shape[0]
+            model.given = _keep(
+                args, kwargs, is_repeated=_glance(leaf) == model.first, has_samples=has_samples
+            )
+
+    def _see_loss(self, loss: torch.Tensor) -> None:
+        kept, self._tokens = self._tokens, None
+        if kept is None or loss.grad_fn is None or kept[0].is_causal:
+            return
+        model, tokens = kept
+        for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
+            if node.name() in _CLASSES and self.saved.may_read(node):
+                with contextlib.suppress(RuntimeError), torch.no_grad():
+                    model.is_causal = is_next_token(tokens.detach(), node._saved_target.detach())
+                return
+
+    # ---------------------------------------------------------------- asking
+
+    def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
+        if self._child:
+            self._listen(0.0)
+        elif not self._is_asked and self.recorder.step >= _AT_STEP:
+            self._ask()
+
+    def _finish(self) -> None:
+        """The recording ends: ask now if it was too short, and wait a little for the answer."""
+        if not self._is_asked and self.recorder.step >= _FEWEST_STEPS:
+            self._ask()
+        if self._child:
+            self._listen(_LAST_SECONDS)
+        if self._child:
+            self._end()
+
+    def _ask(self) -> None:
+        self._is_asked = True
+        models, self._models, self._tokens = list(self._models.values()), {}, None
+        named = [
+            (self._name(model.module), model.is_causal, model.module, model.given)
+            for model in models
+            if model.given is not None
+        ]
+        if not named or not _can_fork():
+            return
+        self._reading, writing = os.pipe()
+        self._since = time.monotonic()
+        self._child = os.fork()
+        if self._child == 0:
+            _live(named, writing)
+        os.close(writing)
+
+    def _name(self, module: torch.nn.Module) -> str:
+        entry = self.recorder.registry.modules.get(id(module))
+        return entry.name if entry is not None else type(module).__name__
+
+    def _listen(self, seconds: float) -> None:
+        ready, _, _ = select.select([self._reading], [], [], seconds)
+        if ready:
+            text = b""
+            while piece := os.read(self._reading, 1 << 16):
+                text += piece
+            self._end()
+            self._tell(text)
+        elif time.monotonic() - self._since > _PATIENCE_SECONDS:
+            self._end()
+
+    def _end(self) -> None:
+        child, self._child = self._child, 0
+        os.close(self._reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+    def _tell(self, text: bytes) -> None:
+        try:
+            answers = json.loads(text)
+        except ValueError:
+            return
+        for answer in answers:
+            self.recorder.note("changed-input", answer)
+
+
+def _can_fork() -> bool:
+    is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    return hasattr(os, "fork") and is_alone and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _live(models: list[tuple[str, bool, torch.nn.Module, Given]], writing: int) -> NoReturn:
+    """Answer in the copy, silent, and be gone whatever happens."""
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        faulthandler.disable()
+        torch.set_num_threads(1)  # the threads of the pool are not here
+        answers = [_try(name, is_causal, module, given) for name, is_causal, module, given in models]
+        rest = json.dumps(answers).encode()
+        while rest:
+            rest = rest[os.write(writing, rest) :]
+    finally:
+        os._exit(0)
+
+
+def _try(name: str, is_causal: bool, module: torch.nn.Module, given: Given) -> dict[str, Any]:
+    answer: dict[str, Any] = {"site": name}
+    module.eval()
+    for part in module.modules():
+        part._forward_hooks.clear()
+    with torch.no_grad():
+        try:
+            answer["mixing"] = find_mixing(module, given)
+            answer["leak"] = find_leak(module, given) if is_causal else None
+        except Exception as error:  # noqa: BLE001 - a model that cannot be run so is not judged
+            answer["error"] = f"{type(error).__name__}: {error}"[:200]
+    return answer
+
+
+def _keep(args: Any, kwargs: Any, *, is_repeated: bool, has_samples: bool) -> Given | None:
+    """Copy the inputs of a call, or a few rows of large ones; nothing where that is too much."""
+    leaves = [leaf for _, leaf in walk((args, kwargs))]
+    plain = [leaf for leaf in leaves if type(leaf) is torch.Tensor and leaf.layout == torch.strided]
+    if len(plain) != len(leaves) or not leaves or leaves[0].dim() < 2:
+        return None
+    size = sum(leaf.nbytes for leaf in leaves)
+    count = leaves[0].shape[0]
+    rows = count if size <= _MOST_BYTES else min(count, _ROWS)
+    if sum(
+        leaf.nbytes * rows // count if leaf.dim() and leaf.shape[0] == count else leaf.nbytes
+        for leaf in leaves
+    ) > (_MOST_BYTES):
+        return None
+
+    def copy(leaf: torch.Tensor) -> torch.Tensor:
+        part = leaf[:rows] if leaf.dim() and leaf.shape[0] == count else leaf
+        return part.detach().clone()
+
+    return Given(args, kwargs, is_repeated=is_repeated, has_samples=has_samples, copy=copy)
+
+
+def _glance(tensor: torch.Tensor) -> tuple[float, ...]:
+    flat = tensor.detach().reshape(-1)
+    return tuple(flat[:: max(1, flat.numel() // 16)][:16].tolist())

@@ -1,0 +1,321 @@
+"""Notes checkpoints that do not load, and saved weights that are not those of the model at that moment."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.torch.probe_events import find_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.probe_events import LoopEvents
+    from clew.capture.torch.recorder import Recorder
+
+    Glance = tuple[float, ...]
+
+_GLANCE: Final = 8
+_MOST_STATES: Final = 4096
+_EVERY_STEP: Final = 500
+"""Up to this step the weights of every step are remembered, later those of recorded steps."""
+
+_MOST_NAMES: Final = 4
+_MOST_NOTES: Final = 4
+_FEWEST_STEPS_BEHIND: Final = 2
+
+
+class _Model:
+    """A model whose weights are followed: what two of its weights were after which step."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.ref = weakref.ref(module)
+        self.names: list[str] = []
+        self.states: dict[Glance, int] = {}
+        self.newest: Glance = ()
+
+
+class _Kept:
+    """A state dict that the program holds on to: when it was made."""
+
+    def __init__(self, state: Any, step: int) -> None:
+        self.ref = weakref.ref(state)
+        self.step = step
+
+
+class CheckpointProbe:
+    """Compares what is saved with what the model holds, and what is loaded with what the model asks for."""
+
+    def __init__(self, recorder: Recorder, events: LoopEvents) -> None:
+        self.recorder = recorder
+        self.events = events
+        self._models: list[_Model] = []
+        self._sizes = (-1, -1)
+        self._kept: dict[int, _Kept] = {}
+        self._evaluated: set[int] = set()
+        self._depth = 0
+        self._is_shared = False
+        self._best = (math.inf, -2)
+        self._reads = 0
+        self._passes = 0
+        self._passes_per_step = 0
+        self._early_saves = 0
+        self._saves = 0
+        self._notes = 0
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see checkpoints."""
+        patches.replace(torch, "save", self._make_save)
+        patches.replace(torch, "load", self._make_load)
+        patches.replace(torch.nn.Module, "load_state_dict", self._make_load_state)
+        patches.replace(torch.nn.Module, "state_dict", self._make_state)
+        patches.listen(self.recorder.on_root, self._see_root)
+        patches.listen(self.recorder.on_pass, self._see_pass)
+        patches.listen(self.events.on_stepping, self._see_stepping)
+        patches.listen(self.events.on_stepped, self._see_stepped)
+        self.recorder.note("probe", {"probe": "checkpoint"})
+
+    # ---------------------------------------------------------------- what the weights were
+
+    def _see_root(self, _module: torch.nn.Module, *_: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._evaluated.add(self.recorder.step)
+
+    def _see_pass(self, begins: bool) -> None:
+        self._passes += begins
+
+    def _see_stepping(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
+        self._find_models()
+        for model in self._models:
+            if not model.states:
+                self._keep(model, self.recorder.step - 1)
+
+    def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
+        self._passes_per_step, self._passes = self._passes, 0
+        step, loss = self.recorder.step, self.recorder.last_loss
+        if loss is not None and loss < self._best[0]:
+            self._best = (loss, step)
+        if step >= _EVERY_STEP and not self.recorder.due:
+            return
+        for model in self._models:
+            if len(model.states) < _MOST_STATES:
+                self._keep(model, step)
+
+    def _find_models(self) -> None:
+        trees = self.recorder.registry.trees
+        sizes = (len(trees), len(self.recorder.registry.tensors))
+        if sizes == self._sizes:
+            return
+        self._sizes = sizes
+        known = {id(module) for model in self._models if (module := model.ref()) is not None}
+        self._models = [model for model in self._models if model.ref() is not None]
+        for tree in trees:
+            module = tree.ref()
+            if module is None or id(module) in known:
+                continue
+            model = _Model(module)
+            names = [name for name, p in module.named_parameters() if p.requires_grad and p.numel()]
+            model.names = [names[0], names[-1]] if names else []
+            if names:
+                self._models.append(model)
+
+    def _keep(self, model: _Model, step: int) -> None:
+        module = model.ref()
+        if module is not None:
+            model.newest = _glance_at([_find_parameter(module, name) for name in model.names])
+            model.states[model.newest] = step
+
+    # ---------------------------------------------------------------- saving
+
+    def _make_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        told = [self._see_save]
+
+        @functools.wraps(original)
+        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            self.events.tell(told, obj)
+            return original(obj, *args, **kwargs)
+
+        return save
+
+    def _see_save(self, thing: Any) -> None:
+        if self._notes >= _MOST_NOTES:
+            return
+        found = list(_find_states(thing))
+        if not found:
+            return
+        self._saves += 1
+        # Between backward and step: the loss that goes with it is that of the weights, the step is yet to come.
+        self._early_saves += bool(self._passes) and self._passes_per_step <= 1
+        for state in found:
+            self._compare(state)
+        if self._early_saves == self._saves == 2:
+            self._note(
+                "stale-checkpoint", {"problem": "before the step", "behind": 1, "from": self.recorder.step}
+            )
+
+    def _compare(self, state: Mapping[str, Any]) -> None:
+        kept = self._kept.get(id(state))
+        for model in self._models:
+            module = model.ref()
+            saved = [_strip(state, name) for name in model.names]
+            if module is None or any(each is None for each in saved):
+                continue
+            living = [_find_parameter(module, name) for name in model.names]
+            if any(a is None or b is None or a.shape != b.shape for a, b in zip(saved, living, strict=True)):
+                continue
+            told, now = _glance_at(saved), _glance_at(living)
+            step = model.states.get(told)
+            if told != now and step is not None and not self._is_somebody(told, besides=model):
+                self._tell_old(step)
+            elif told == now and kept is not None and kept.ref() is state and _is_shared(saved, living):
+                self._tell_followed(kept.step)
+            return
+
+    def _is_somebody(self, told: Glance, *, besides: _Model) -> bool:
+        """Return whether the weights are those of another model that is there: an average, a best one kept apart."""
+        others = [model for model in self._models if model is not besides and model.names == besides.names]
+        living = [(model.ref(), model.names) for model in others]
+        return any(
+            module is not None and _glance_at([_find_parameter(module, name) for name in names]) == told
+            for module, names in living
+        )
+
+    def _tell_old(self, step: int) -> None:
+        # A copy from a moment of evaluation or of the lowest loss is the best one so far, kept on purpose.
+        if step >= 0 and ({step, step + 1} & self._evaluated or self._best[1] in (step, step + 1)):
+            return
+        behind = self.recorder.step - 1 - step
+        self._note("stale-checkpoint", {"problem": "an earlier state", "behind": behind, "from": step})
+
+    def _tell_followed(self, step: int) -> None:
+        """A state dict that was kept has changed with the model: it shares its memory."""
+        behind = self.recorder.step - step
+        if step > 0 and behind >= _FEWEST_STEPS_BEHIND:
+            self._note("stale-checkpoint", {"problem": "not a copy", "behind": behind, "from": step})
+
+    def _note(self, kind: str, data: dict[str, Any]) -> None:
+        self._notes += 1
+        self.recorder.note(kind, {**data, "source": find_line()})
+
+    # ---------------------------------------------------------------- loading
+
+    def _make_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(*args: Any, **kwargs: Any) -> Any:
+            self._reads += 1
+            return original(*args, **kwargs)
+
+        return load
+
+    def _make_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        told = [self._see_state]
+
+        @functools.wraps(original)
+        def state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._depth or torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            self._depth += 1
+            try:
+                state = original(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            self.events.tell(told, state)
+            return state
+
+        return state_dict
+
+    def _see_state(self, state: Any) -> None:
+        if len(self._kept) > 64:
+            self._kept = {key: kept for key, kept in self._kept.items() if kept.ref() is not None}
+        if len(self._kept) <= 256 and isinstance(state, OrderedDict):  # a plain dict cannot be followed
+            self._kept[id(state)] = _Kept(state, self.recorder.step)
+
+    def _make_load_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        before, after = [self._see_loading], [self._see_load]
+
+        @functools.wraps(original)
+        def load_state_dict(module: torch.nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(state_dict, Mapping):
+                return original(module, state_dict, *args, **kwargs)
+            self.events.tell(before, module, state_dict)
+            result = original(module, state_dict, *args, **kwargs)
+            self.events.tell(after, module, state_dict, result)
+            return result
+
+        return load_state_dict
+
+    def _see_loading(self, module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+        """Keep whether a model is given its own tensors, so that nothing can change."""
+        pairs = [(p, state.get(name)) for name, p in module.named_parameters()]
+        same = [isinstance(given, torch.Tensor) and _address(p) == _address(given) for p, given in pairs]
+        self._is_shared = bool(pairs) and sum(same) >= 0.9 * len(pairs)
+
+    def _see_load(self, module: torch.nn.Module, state: Mapping[str, Any], result: Any) -> None:
+        if self._notes >= _MOST_NOTES:
+            return
+        own = [name for name, _ in module.named_parameters()]
+        missing = set(getattr(result, "missing_keys", ())) & set(own)
+        unexpected = list(getattr(result, "unexpected_keys", ()))
+        kept = self._kept.get(id(state))
+        if own and len(missing) >= 0.9 * len(own) and len(unexpected) >= 0.9 * len(state):
+            told = {"missing": len(missing), "of": len(own), "unexpected": unexpected[:_MOST_NAMES]}
+            self._note("not-loaded", {**told, "expected": own[:_MOST_NAMES]})
+        elif self._is_shared and self._reads and not self._models:
+            told = {"missing": len(own), "of": len(own), "unexpected": []}
+            self._note("not-loaded", {**told, "expected": own[:_MOST_NAMES]})
+        elif self._is_shared and kept is not None and kept.ref() is state:
+            self._tell_followed(kept.step)
+
+
+def _find_states(thing: Any, depth: int = 0) -> list[Mapping[str, Any]]:
+    """Return the mappings from names to tensors in what is saved."""
+    if not isinstance(thing, Mapping):
+        return [dict(thing.named_parameters())] if isinstance(thing, torch.nn.Module) else []
+    if any(isinstance(value, torch.Tensor) for value in thing.values()):
+        return [thing]
+    if depth >= 2:
+        return []
+    return [state for value in thing.values() for state in _find_states(value, depth + 1)]
+
+
+def _strip(state: Mapping[str, Any], name: str) -> torch.Tensor | None:
+    """Return the tensor of a name, with or without the prefixes of wrappers."""
+    for prefix in ("", "module.", "_orig_mod."):
+        value = state.get(prefix + name)
+        if isinstance(value, torch.Tensor):
+            return value
+    return None
+
+
+def _find_parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    path, _, last = name.rpartition(".")
+    try:
+        value = getattr(module.get_submodule(path), last, None)
+    except AttributeError:  # replaced since
+        return None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _glance_at(tensors: list[torch.Tensor | None]) -> Glance:
+    values: list[float] = []
+    for tensor in tensors:
+        if tensor is not None and tensor.layout == torch.strided and tensor.device.type != "meta":
+            flat = tensor.detach().reshape(-1)
+            values += flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist()
+    return tuple(values)
+
+
+def _is_shared(first: list[torch.Tensor | None], second: list[torch.Tensor | None]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(a is not None and b is not None and _address(a) == _address(b) for a, b in pairs)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -1,0 +1,257 @@
+"""Notes what is odd about the data a model is trained on: equal samples, equal batches, sorted labels, uneven sizes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_events import find_line
+from clew.capture.torch.saved import walk_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.probe_events import LoopEvents
+    from clew.capture.torch.recorder import Recorder
+    from clew.capture.torch.saved import SavedRegions
+
+_FIRST_STEPS: Final = 20
+_FEWEST_ROWS: Final = 4
+_FEWEST_NUMBERS: Final = 4
+_EQUAL_BATCHES: Final = 2
+_SAME_FETCHES: Final = 10
+_MOST_LABELS: Final = 4096
+_FEWEST_LABELS: Final = 256
+_ROW_NUMBERS: Final = 512
+_GLANCE: Final = 16
+_MOST_NODES: Final = 60
+_MOST_NOTES: Final = 3
+
+_LABELLED: Final = (
+    "NllLossBackward0",
+    "BinaryCrossEntropyWithLogitsBackward0",
+    "BinaryCrossEntropyBackward0",
+)
+
+
+class _Fetched:
+    """The batches of one data set that were fetched as the first of an iterator, one after the other."""
+
+    def __init__(self) -> None:
+        self.values: tuple[Any, ...] = ()
+        self.same = 0
+        self.length = 0
+        self.source = ""
+
+
+class DataProbe:
+    """Looks at the inputs of the first training calls, at what loaders give, and at the order of labels."""
+
+    def __init__(self, recorder: Recorder, events: LoopEvents, saved: SavedRegions) -> None:
+        self.recorder = recorder
+        self.events = events
+        self.saved = saved
+        self._equal = 0
+        self._uneven = 0
+        self._fetched: dict[int, _Fetched] = {}
+        self._waiting: _Fetched | None = None
+        self._labels: list[float] = []
+        self._borders: list[bool] = []
+        self._order_step = -1
+        self._smoothness: list[float] = []
+        self._is_counting = True
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see batches, inputs and labels."""
+        patches.listen(self.recorder.on_batch, self._see_batch)
+        patches.listen(self.recorder.on_root, self._see_root)
+        patches.listen(self.recorder.on_loss, self._see_loss)
+        self.recorder.note("probe", {"probe": "data"})
+
+    # ---------------------------------------------------------------- what loaders give
+
+    def _see_batch(self, iterator: Any, batch: Any) -> None:
+        self._see_sizes(batch)
+        self._waiting = None
+        if getattr(iterator, "_num_yielded", 1) != 1:
+            self._fetched.clear()  # an iterator that goes on is no iterator made anew for each batch
+            return
+        length = _length(iterator)
+        if length < 2:
+            return
+        seen = self._fetched.setdefault(id(getattr(iterator, "_dataset", None)), _Fetched())
+        values = _glance(leaf for _, leaf in walk(batch))
+        seen.same = seen.same + 1 if values == seen.values else 1
+        seen.values, seen.length = values, length
+        self._waiting = seen
+
+    def _see_sizes(self, batch: Any) -> None:
+        """Features and labels that do not belong together: so many of one, another number of the other."""
+        if self._uneven >= _MOST_NOTES or self.recorder.step >= _FIRST_STEPS:
+            return
+        parts = list(batch.values()) if isinstance(batch, dict) else batch
+        if not isinstance(parts, (list, tuple)) or len(parts) != 2:
+            return
+        given, labels = parts
+        if not isinstance(given, torch.Tensor) or not isinstance(labels, torch.Tensor):
+            return
+        if given.dim() < 2 or not given.is_floating_point() or labels.dim() not in (1, 2):
+            return
+        if labels.dim() == 2 and labels.shape[1] != 1:
+            return
+        if len(labels) > 1 and len(labels) not in given.shape[:2]:
+            self._uneven += 1
+            self.recorder.note(
+                "uneven-batch",
+                {
+                    "count": self._uneven,
+                    "shapes": [list(given.shape), list(labels.shape)],
+                    "source": find_line(),
+                },
+            )
+
+    # ---------------------------------------------------------------- what a model is given
+
+    def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._waiting = None
+            return
+        if self._waiting is not None and next(module.parameters(), None) is not None:
+            self._see_fetched(self._waiting)
+            self._waiting = None
+        if self.recorder.step < _FIRST_STEPS and module.training and not self.recorder.in_backward:
+            self._see_inputs(module, args, kwargs)
+
+    def _see_fetched(self, seen: _Fetched) -> None:
+        """The first batch of a new iterator led to training again, and it is the same one."""
+        if seen.same == _SAME_FETCHES:
+            note = {"count": seen.same, "batches": seen.length, "source": find_line()}
+            self.recorder.note("same-batch", note)
+
+    def _see_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if next(module.parameters(), None) is None:
+            return
+        leaves = [leaf for _, leaf in walk((args, kwargs)) if _is_data(leaf)]
+        owns = self.recorder.registry.owns
+        leaves = [leaf for leaf in leaves if not owns(leaf)]
+        main = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
+        if main is None or main.dim() < 2 or main.shape[0] < _FEWEST_ROWS:
+            return
+        rows = main.detach().reshape(len(main), -1)
+        self._see_order(rows)
+        together = [leaf for leaf in leaves if leaf.shape[0] == main.shape[0]]
+        is_telling = rows.shape[1] >= _FEWEST_NUMBERS
+        if is_telling and self._equal < _MOST_NOTES and all(_has_equal_rows(leaf) for leaf in together):
+            self._equal += 1
+            name = self.recorder.registry.modules.get(id(module))
+            self.recorder.note(
+                "equal-samples",
+                {
+                    "count": self._equal,
+                    "shape": list(main.shape),
+                    "site": name.name if name is not None else type(module).__name__,
+                    "source": find_line(),
+                },
+            )
+
+    # ---------------------------------------------------------------- the order of labels
+
+    def _see_order(self, rows: torch.Tensor) -> None:
+        """Keep how near neighbours are to each other: windows of one series are, samples of a class are not."""
+        if len(self._smoothness) >= _MOST_NOTES or len(rows) < 8:
+            return
+        some = rows[:64, :_ROW_NUMBERS].float()
+        near = (some[1:] - some[:-1]).square().sum(1)
+        half = len(some) // 2
+        far = (some[half:] - some[: len(some) - half]).square().sum(1)
+        whole = float(far.mean())
+        if whole > 0:
+            self._smoothness.append(float(near.mean()) / whole)
+
+    def _see_loss(self, loss: torch.Tensor) -> None:
+        if loss.grad_fn is None or not self._is_counting:
+            return
+        if len(self._labels) >= _MOST_LABELS or self.recorder.step > 4 * _FEWEST_LABELS:
+            self._is_counting = False
+            return
+        if self.recorder.step == self._order_step:
+            self._is_counting = False  # several losses in a step: their labels are not one series
+            self._labels.clear()
+            return
+        self._order_step = self.recorder.step
+        labels = self._find_labels(loss)
+        before = len(self._labels) // _FEWEST_LABELS
+        if labels and self._labels:
+            self._borders.append(labels[0] != self._labels[-1])
+        self._labels += labels
+        if len(self._labels) // _FEWEST_LABELS > before:
+            self._tell_order()
+
+    def _find_labels(self, loss: torch.Tensor) -> list[float]:
+        for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
+            if node.name() in _LABELLED and self.saved.may_read(node):
+                try:
+                    targets = node._saved_target.detach()
+                except RuntimeError:  # freed by an earlier backward
+                    return []
+                if targets.dim() == 1 or (targets.dim() == 2 and targets.shape[1] == 1):
+                    return [float(value) for value in targets.reshape(-1)[:_MOST_LABELS].tolist()]
+                return []
+        return []
+
+    def _tell_order(self) -> None:
+        labels = self._labels
+        counts: dict[float, int] = {}
+        for label in labels:
+            counts[label] = counts.get(label, 0) + 1
+        if len(counts) > len(labels) // 8:
+            self._is_counting = False  # no classes
+            return
+        changes = sum(a != b for a, b in pairwise(labels))
+        expected = 1 - sum((count / len(labels)) ** 2 for count in counts.values())
+        self.recorder.note(
+            "label-order",
+            {
+                "labels": len(labels),
+                "classes": len(counts),
+                "change_rate": changes / (len(labels) - 1),
+                "expected_rate": expected,
+                "border_rate": sum(self._borders) / max(len(self._borders), 1),
+                "neighbours": min(self._smoothness, default=1.0),
+            },
+        )
+
+
+def _is_data(leaf: torch.Tensor) -> bool:
+    is_plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided and leaf.device.type != "meta"
+    return is_plain and leaf.grad_fn is None and leaf.dim() > 0 and leaf.numel() > 0
+
+
+def _has_equal_rows(leaf: torch.Tensor) -> bool:
+    with torch.no_grad():
+        rows = leaf.detach().reshape(len(leaf), -1)
+        if not bool((rows[0, :_ROW_NUMBERS] == rows[-1, :_ROW_NUMBERS]).all()):
+            return False
+        return bool((rows == rows[:1]).all())
+
+
+def _glance(leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:
+    """Return the shapes and a few values of some tensors."""
+    told: list[Any] = []
+    for leaf in leaves:
+        if not _is_data(leaf):
+            continue
+        flat = leaf.detach().reshape(-1)
+        told.append((tuple(leaf.shape), *flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist()))
+    return tuple(told)
+
+
+def _length(iterator: Any) -> int:
+    try:
+        return len(iterator)
+    except TypeError:  # an iterable data set does not know
+        return 0

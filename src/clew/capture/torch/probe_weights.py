@@ -1,0 +1,102 @@
+"""Notes weights whose units are all alike and stay so: they learn one and the same thing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from clew.capture.torch.optimizers import OptimizerLens
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.probe_events import LoopEvents
+    from clew.capture.torch.recorder import Recorder
+
+_FIRST_STEPS: Final = 6
+_SIGHTINGS: Final = 2
+_FEWEST_ROWS: Final = 4
+_ALIKE: Final = 1e-5
+_MOST_NAMES: Final = 8
+
+
+class WeightProbe:
+    """Compares the rows of every weight matrix, and those of its gradient, in the first steps."""
+
+    def __init__(self, recorder: Recorder, events: LoopEvents, optimizers: OptimizerLens) -> None:
+        self.recorder = recorder
+        self.events = events
+        self.optimizers = optimizers
+        self._steps: dict[int, int] = {}
+        self._alike: dict[int, int] = {}
+        self._told = 0
+
+    def install(self, patches: Patches) -> None:
+        """Begin to compare."""
+        patches.listen(self.events.on_stepped, self._see_stepped)
+        self.recorder.note("probe", {"probe": "weights"})
+
+    def _see_stepped(self, optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
+        steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+        if steps > _FIRST_STEPS or self._told >= 2:
+            return
+        matrices = [p for group in optimizer.param_groups for p in group["params"] if _is_matrix(p)]
+        with torch.no_grad():
+            alike = [p for p in matrices if p.shape[0] >= _FEWEST_ROWS and _is_symmetric(p)]
+            idle = [p for p in matrices if _is_idle(p)]
+        # One matrix of zeros may wait for another one to move; several wait for each other.
+        found = alike + (idle if len(idle) > 1 else [])
+        current = {id(p): self._alike.get(id(p), 0) + 1 for p in found}
+        for parameter in matrices:
+            self._alike.pop(id(parameter), None)
+        self._alike.update(current)
+        if any(count == _SIGHTINGS + (not alike) for count in current.values()):
+            self._tell(optimizer, found, is_idle=not alike, matrices=len(matrices))
+
+    def _tell(
+        self, optimizer: torch.optim.Optimizer, found: list[torch.Tensor], *, is_idle: bool, matrices: int
+    ) -> None:
+        self._told += 1
+        entries = [self.recorder.registry.tensors.get(id(p)) for p in found]
+        note: dict[str, Any] = {
+            **self.events.know(optimizer).tell(),
+            "weights": [entry.name for entry in entries if entry is not None][:_MOST_NAMES],
+            "count": len(found),
+            "of": matrices,
+            "rows": int(found[0].shape[0]),
+            "value": float(found[0].detach().reshape(-1)[0]),
+            "is_idle": is_idle,
+        }
+        self.recorder.note("equal-rows", note)
+
+
+def _is_matrix(parameter: torch.Tensor) -> bool:
+    return (
+        parameter.requires_grad
+        and parameter.dim() > 1
+        and parameter.numel() > parameter.shape[0]
+        and type(parameter.grad) is torch.Tensor
+        and parameter.grad.layout == torch.strided
+        and parameter.layout == torch.strided
+    )
+
+
+def _is_symmetric(parameter: torch.Tensor) -> bool:
+    """Return whether all rows agree, and all rows of a gradient that is there."""
+    gradient = parameter.grad
+    assert gradient is not None  # one without is no candidate
+    return _has_like_rows(parameter.detach()) and _has_like_rows(gradient.detach())
+
+
+def _has_like_rows(tensor: torch.Tensor) -> bool:
+    rows = tensor.reshape(tensor.shape[0], -1)
+    first, second = rows[0], rows[1]
+    size = float(first.abs().max())
+    if not size > 0 or float((first - second).abs().max()) > _ALIKE * size:
+        return False
+    return float((rows - first).abs().max()) <= _ALIKE * size
+
+
+def _is_idle(parameter: torch.Tensor) -> bool:
+    """Return whether a weight holds nothing but zeros and gets nothing but zeros."""
+    gradient = parameter.grad
+    return gradient is not None and not bool(parameter.detach().any()) and not bool(gradient.detach().any())

@@ -1,0 +1,376 @@
+"""Data that is wrong in itself or in its order: three spellings of each fault, and loops that resemble them."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import blobs, mlp
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+SGD, Adam = torch.optim.SGD, torch.optim.Adam
+X, Y = blobs(256)
+WIDE = torch.cat([X, X * 0.5, X.flip(1)], 1)
+"""Rows with enough numbers to be told apart."""
+
+
+def descend(loss, optimizer):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def train(batches, *, model=None, loss=F.cross_entropy, evaluate=None, epochs=1):
+    """Train on batches of a list, a loader or a function that makes them; evaluate at the end of every epoch."""
+    model = model or mlp()
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    for _ in range(epochs):
+        for x, y in batches() if callable(batches) else batches:
+            descend(loss(model(x), y), optimizer)
+        if evaluate is not None:
+            model.eval()
+            with torch.no_grad():
+                evaluate(model)
+            model.train()
+    return model
+
+
+def slices(x, y, size=32):
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+# ---------------------------------------------------------------- D03
+
+
+class Stuck(Dataset):
+    """Ignores its index for the sample, not for the label."""
+
+    def __len__(self):
+        return 128
+
+    def __getitem__(self, index):
+        return X[0], Y[index]
+
+
+EQUAL = {
+    "dataset": lambda: train(DataLoader(Stuck(), 16)),
+    "expanded": lambda: train([(x[:1].expand(32, 8), y) for x, y in slices(X, Y)]),
+    "images": lambda: train(
+        [(torch.rand(1, 1, 8, 8).repeat(16, 1, 1, 1), torch.rand(16, 1)) for _ in range(12)],
+        model=nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 1)),
+        loss=nn.MSELoss(),
+    ),
+}
+
+
+@pytest.mark.parametrize("spelling", EQUAL)
+def test_identical_samples(judge, spelling):
+    judged = judge(EQUAL[spelling])
+    assert judged.ids == ["D03"], judged
+    assert judged["D03"].step <= 2
+
+
+# ---------------------------------------------------------------- D04
+
+
+def first_batch_again(loader, model, loss):
+    optimizer = SGD(model.parameters(), lr=0.05)
+    for _ in range(16):
+        x, y = next(iter(loader))
+        descend(loss(model(x), y), optimizer)
+
+
+def method_that_fetches():
+    class Trainer:
+        def __init__(self):
+            self.loader = DataLoader(TensorDataset(X, Y), 16)
+            self.model = mlp()
+            self.optimizer = Adam(self.model.parameters())
+
+        def batch(self):
+            return next(zip(self.loader, range(1), strict=False))[0]
+
+        def step(self):
+            x, y = self.batch()
+            descend(F.cross_entropy(self.model(x), y), self.optimizer)
+
+    trainer = Trainer()
+    for _ in range(14):
+        trainer.step()
+
+
+SAME = {
+    "next iter": lambda: first_batch_again(DataLoader(TensorDataset(X, Y), 16), mlp(), F.cross_entropy),
+    "regression": lambda: first_batch_again(
+        DataLoader(TensorDataset(X, X[:, :1]), 64), mlp(classes=1), F.mse_loss
+    ),
+    "method": method_that_fetches,
+}
+
+
+@pytest.mark.parametrize("spelling", SAME)
+def test_same_batch_every_step(judge, spelling):
+    judged = judge(SAME[spelling])
+    assert judged.ids == ["D04"], judged
+
+
+# ---------------------------------------------------------------- D05
+
+
+class Noisy(Dataset):
+    def __init__(self, rng):
+        self.rng = rng
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return X[index] + float(self.draw()) * 0.1, Y[index]
+
+    def draw(self):
+        return self.rng.normal() if isinstance(self.rng, np.random.Generator) else self.rng.random()
+
+
+class Jitter:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __call__(self, x):
+        return x + 0.1 * torch.randn(x.shape, generator=self.generator)
+
+
+class Transformed(Dataset):
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return self.transform(X[index]), Y[index]
+
+
+class Split(Dataset):
+    """Uses its generator for the split alone."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+        self.rows = self.rng.permutation(len(X))[:64]
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return X[self.rows[index]], Y[self.rows[index]]
+
+
+def with_workers(dataset, **settings):
+    train(DataLoader(dataset, 16, num_workers=2, **settings))
+
+
+SHARED = {
+    "numpy": lambda: with_workers(Noisy(np.random.default_rng(0))),
+    "python": lambda: with_workers(Noisy(random.Random(0))),
+    "transform": lambda: with_workers(Transformed(Jitter())),
+}
+
+
+@pytest.mark.parametrize("spelling", SHARED)
+def test_workers_share_randomness(judge, spelling):
+    judged = judge(SHARED[spelling])
+    assert judged.ids == ["D05"], judged
+    assert judged["D05"].step == 0
+
+
+# ---------------------------------------------------------------- D10
+
+
+def evaluation(x, y, size=32):
+    def run(model):
+        for inputs, targets in slices(x, y, size):
+            F.cross_entropy(model(inputs), targets)
+
+    return run
+
+
+def loader_evaluation(loader):
+    def run(model):
+        for x, y in loader:
+            F.cross_entropy(model(x), y)
+
+    return run
+
+
+def wide():
+    return mlp(features=24)
+
+
+OVERLAP = {
+    "slices": lambda: train(
+        slices(WIDE[:160], Y[:160]), model=wide(), evaluate=evaluation(WIDE[128:], Y[128:]), epochs=3
+    ),
+    "loaders": lambda: train(
+        DataLoader(TensorDataset(WIDE[:200], Y[:200]), 32, shuffle=True),
+        model=wide(),
+        evaluate=loader_evaluation(DataLoader(TensorDataset(WIDE[150:], Y[150:]), 32)),
+        epochs=3,
+    ),
+    "duplicated rows": lambda: train(
+        lambda: slices(WIDE.repeat(2, 1)[64:], Y.repeat(2)[64:]),
+        model=wide(),
+        evaluate=evaluation(torch.cat([WIDE[:64], torch.randn(64, 24)]), torch.cat([Y[:64], Y[:64]])),
+        epochs=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("spelling", OVERLAP)
+def test_train_eval_overlap(judge, spelling):
+    judged = judge(OVERLAP[spelling])
+    assert judged.ids == ["D10"], judged
+
+
+# ---------------------------------------------------------------- D11
+
+
+ORDER = Y.argsort()
+BINARY = (Y[ORDER] > 0).float()
+
+SORTED = {
+    "classes": lambda: train(lambda: slices(X[ORDER], Y[ORDER]), epochs=3),
+    "loader": lambda: train(DataLoader(TensorDataset(X[ORDER], Y[ORDER]), 16), epochs=2, model=mlp(layers=3)),
+    "binary": lambda: train(
+        lambda: slices(X[ORDER], BINARY[:, None]),
+        model=mlp(classes=1),
+        loss=F.binary_cross_entropy_with_logits,
+        epochs=3,
+    ),
+}
+
+
+@pytest.mark.parametrize("spelling", SORTED)
+def test_unshuffled_data(judge, spelling):
+    judged = judge(SORTED[spelling])
+    assert judged.ids == ["D11"], judged
+
+
+# ---------------------------------------------------------------- D17
+
+
+def short_labels(batch):
+    x, y = torch.utils.data.default_collate(batch)
+    return x, y[:-1]
+
+
+MISMATCH = {
+    "collate": lambda: train(DataLoader(TensorDataset(X, Y), 16, collate_fn=short_labels)),
+    "slices": lambda: train([(X[i : i + 32], Y[i : i + 31]) for i in range(0, 128, 32)]),
+    "regression": lambda: train(
+        [(X[:32], X[:24, :1]) for _ in range(4)], model=mlp(classes=1), loss=nn.L1Loss()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("spelling", MISMATCH)
+def test_batch_size_mismatch(judge, spelling):
+    judged = judge(MISMATCH[spelling], error=(ValueError, RuntimeError))
+    assert judged.ids == ["D17"], judged
+    assert judged["D17"].step == 0
+
+
+# ---------------------------------------------------------------- right, though it looks like one of these
+
+
+def one_batch_on_purpose():
+    x, y = next(iter(DataLoader(TensorDataset(X, Y), 32)))
+    train([(x, y)] * 20)
+
+
+def fixed_batch_to_look_at():
+    loader = DataLoader(TensorDataset(X, Y), 16)
+    model = mlp()
+    optimizer = Adam(model.parameters())
+    for x, y in loader:
+        descend(F.cross_entropy(model(x), y), optimizer)
+        with torch.no_grad():
+            model(next(iter(DataLoader(TensorDataset(X, Y), 8)))[0])
+
+
+def shuffled_first_batches():
+    first_batch_again(DataLoader(TensorDataset(X, Y), 16, shuffle=True), mlp(), F.cross_entropy)
+
+
+def own_seed_in_each_worker():
+    def seed(number):
+        torch.utils.data.get_worker_info().dataset.rng = random.Random(number)
+
+    with_workers(Noisy(random.Random(0)), worker_init_fn=seed)
+
+
+def accuracy_on_the_training_data():
+    train(slices(WIDE, Y), model=wide(), evaluate=evaluation(WIDE, Y), epochs=3)
+
+
+def accuracy_on_both():
+    def both(model):
+        loader_evaluation(DataLoader(TensorDataset(WIDE[:128], Y[:128]), 32))(model)
+        evaluation(torch.randn(64, 24), Y[:64])(model)
+
+    loader = DataLoader(TensorDataset(WIDE[:128], Y[:128]), 32, shuffle=True)
+    train(loader, model=wide(), evaluate=both, epochs=3)
+
+
+def targets_from_other_rows():
+    """Q-learning without a second network: the next states are states of other steps."""
+    model = mlp(features=24, classes=2)
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    for _ in range(40):
+        rows = torch.randint(0, 255, (32,))
+        with torch.no_grad():
+            goal = Y[rows].float() + 0.9 * model(WIDE[rows + 1]).amax(1)
+        descend(F.smooth_l1_loss(model(WIDE[rows])[:, 0], goal), optimizer)
+
+
+def series_in_order():
+    wave = torch.sin(torch.arange(700) / 40)
+    x = torch.stack([wave[i : i + 20] for i in range(600)])
+    train(slices(x, (wave[20:620] > 0).long()), model=mlp(features=20, classes=2), epochs=2)
+
+
+def generated_labels():
+    model = mlp(classes=1)
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    for x, _ in slices(X, Y) * 3:
+        descend(F.binary_cross_entropy_with_logits(model(x), torch.ones(len(x), 1)), optimizer)
+        descend(
+            F.binary_cross_entropy_with_logits(model(torch.randn(len(x), 8)), torch.zeros(len(x), 1)),
+            optimizer,
+        )
+
+
+def sequences_first():
+    cell, head = nn.LSTM(4, 16), nn.Linear(16, 2)
+    optimizer = Adam([*cell.parameters(), *head.parameters()])
+
+    def collate(batch):
+        return torch.stack([x for x, _ in batch], 1), torch.stack([y for _, y in batch])
+
+    data = TensorDataset(torch.randn(64, 10, 4), torch.randint(0, 2, (64,)))
+    for x, y in DataLoader(data, 8, collate_fn=collate):
+        descend(F.cross_entropy(head(cell(x)[0][-1]), y), optimizer)
+
+
+RIGHT = (
+    one_batch_on_purpose, fixed_batch_to_look_at, shuffled_first_batches, own_seed_in_each_worker,
+    accuracy_on_the_training_data, accuracy_on_both, targets_from_other_rows, series_in_order, generated_labels,
+    sequences_first,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", [*RIGHT, lambda: with_workers(Split())])
+def test_right_data(judge, loop):
+    judged = judge(loop)
+    assert judged.ids == [], judged
