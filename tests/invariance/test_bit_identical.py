@@ -14,7 +14,7 @@ from zygote import Ending, Job, Zygote, run_apart
 
 LOOPS = read_loops()
 DIGESTS = 9
-EVERYTHING = ("--budget", "off", "--kinds", "all")
+EVERYTHING = ("--budget", "off", "--kinds", "all", "--snapshots", "every:2")
 
 
 @pytest.fixture(scope="session")

@@ -160,8 +160,17 @@ def _choose_snapshots(
 def _say_given_up(answer: dict[str, Any]) -> str:
     way = {"snapshot": "from the snapshot", "start": "from the start", "calls": "the root calls alone"}
     reason = answer.get("error") or f"diverged at {answer.get('diverged_at') or 'an unknown place'}"
-    said = "; ".join([reason, *answer.get("reasons", ())])
+    said = "; ".join([reason, *_explain_difference(reason), *answer.get("reasons", ())])
     return f"{way.get(answer.get('way', ''), 'one way')}: {said}"
+
+
+def _explain_difference(reason: str) -> list[str]:
+    """Return what usually makes an execution differ there; a snapshot holds what torch and clew know of."""
+    if "(batch)" in reason:
+        return ["the script keeps what it gives the model in variables of its own: an index, a hidden state"]
+    if "diverged" in reason:
+        return ["something outside the model decides: a counter in the loop, time, a generator of its own"]
+    return []
 
 
 def _conclude(plan: _Plan, answer: dict[str, Any], reasons: list[str]) -> Execution:

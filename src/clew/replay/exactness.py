@@ -113,8 +113,9 @@ class Comparison:
         self._add_losses(recorder, recorded.losses.get(step, {}), losses)
 
     def _add_losses(self, recorder: Recorder, known: dict[int, float], partial: list[float] | None) -> None:
-        mine = {each.ordinal: each.value for each in recorder.scalars if each.name == "loss"}
-        mine |= dict(enumerate(partial or ()))
+        # Where a scaler is at work, the recorder's number is the one without the scale.
+        mine = dict(enumerate(partial or ()))
+        mine |= {each.ordinal: each.value for each in recorder.scalars if each.name == "loss"}
         for ordinal, value in mine.items():
             if ordinal in known:
                 self.losses += 1

@@ -159,7 +159,7 @@ class OpLens(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except UnsupportedTensor:
             pass
         return Value(
-            tuple(tensor.shape),
+            () if tensor.is_nested else tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
             low,
             high,

@@ -42,7 +42,6 @@ class Jump:
     def __init__(self, snapshot: StoredSnapshot, batches: list[StoredBatches], *, last: int) -> None:
         self.step = snapshot.step
         self.state = snapshot.read_state()
-        self.ends = int(self.state.get("ends", 1))
         self.is_done = False
         self.notes: list[str] = []
         """What could not be restored, and what was not recorded."""
@@ -72,7 +71,7 @@ class Jump:
             if given["kind"] != "call":
                 self._given.append((given, tensors))
             elif is_last and "value" in given:
-                self.calls.append((given["site"], unpack(given["value"], tensors)))
+                self.calls.append((given["site"], unpack_or_none(given["value"], tensors)))
 
     # ---------------------------------------------------------------- what the script is given
 
@@ -131,6 +130,13 @@ class Jump:
 
     # ---------------------------------------------------------------- the state
 
+    def fits(self, session: TorchSession) -> bool:
+        """Return whether the script is where it was when the snapshot was taken: the same optimizers have stepped."""
+        used = session.optimizers.list_used()
+        stepped = [index for index, (_, serial) in enumerate(used) if serial == session.recorder.serial]
+        # A state from the middle of a step was taken before its optimizer had stepped.
+        return len(used) == len(self.state["optimizers"]) and stepped == (self.state["stepped"] or stepped)
+
     def restore(self, session: TorchSession) -> None:
         """Put everything into the state from before the snapshot's step."""
         self.is_done = True
@@ -170,7 +176,7 @@ class Jump:
 
     def _restore_optimizers(self, session: TorchSession) -> None:
         tensors = self._load("optimizer")
-        used = [entry.ref for entry in session.optimizers.entries.values() if entry.steps]
+        used = [weakref.ref(optimizer) for optimizer, _ in session.optimizers.list_used()]
         for optimizer, saved in self._pairs("optimizer", used, self.state.get("optimizers", [])):
             for group, numbers in zip(optimizer.param_groups, saved["groups"], strict=False):
                 group.update({key: unpack(value, tensors, group.get(key)) for key, value in numbers.items()})

@@ -7,7 +7,7 @@ each with the recording. Nobody unwinds the script: when all is known the proces
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from clew.replay.restore import Jump
 
     Around = Callable[["Stage"], Callable[[], Any] | None]
+
+
+_MOST_STEPS_BEFORE: Final = 8
+"""Steps that a script may take before it is where a snapshot was taken, such as after the second optimizer."""
 
 
 class ChosenSteps(Schedule):
@@ -83,7 +87,6 @@ class Stage:
         self._is_last = is_last
         self._is_loud = is_loud
         self._jump = jump
-        self._ends = 0
         self._is_live = False
         self._is_over = False
         self._depth = 0
@@ -102,19 +105,24 @@ class Stage:
         end_step, mark_end = recorder.end_step, recorder.mark_end
 
         def ends(*, partial: bool = False) -> None:
-            self._before_end()
+            self._attempt(self._before_end)
             end_step(partial=partial)
 
         def marks() -> None:
             mark_end()
-            if self._jump is not None and not self._jump.is_done:
-                self._try_jump(self._jump)
-            self._after_optimizer()
+            self._attempt(self._after_optimizer)
 
         recorder.end_step, recorder.mark_end = ends, marks  # type: ignore[method-assign]
         recorder.on_batch.append(self._take_batch)
         self.rehearsal.listen()
         self._patches.replace(torch.nn.Module, "_call_impl", self._make_call)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """The script must not see a fault of ours, and there is nothing to go on for."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - told with the answer
+            self._child.answer({"error": f"{type(error).__name__}: {error}", "way": self.way})
 
     def _before_end(self) -> None:
         recorder = self.recorder
@@ -126,13 +134,12 @@ class Stage:
                 self._give_up()
 
     def _try_jump(self, jump: Jump) -> None:
-        """The first step has ended, as many optimizers as the snapshot waited for have stepped: go there."""
+        """An optimizer has stepped for the first time; if the snapshot was taken at such a place, go there."""
         recorder = self.recorder
-        if recorder.step:
-            self.reasons.append("the first step ended with fewer optimizers than the recorded ones")
-            self._give_up()
-        self._ends += 1
-        if self._ends < jump.ends:
+        if not jump.fits(self.session):
+            if recorder.step >= _MOST_STEPS_BEFORE:
+                self.reasons.append("in its first steps the script never was where the snapshot was taken")
+                self._give_up()
             return
         try:
             jump.restore(self.session)
@@ -155,7 +162,7 @@ class Stage:
         self._begin()
         for name, given in jump.calls:
             module = living.get(named.get(name, -1))
-            if module is not None:
+            if module is not None and given is not None:
                 self.rehearsal.add_batch(given)
                 module(*given["args"], **given["kwargs"])
         self.finish()
@@ -163,6 +170,8 @@ class Stage:
     def _after_optimizer(self) -> None:
         """The optimizer has stepped: without a loader and with one optimizer, the next step begins right here."""
         recorder = self.recorder
+        if self._jump is not None and not self._jump.is_done:
+            self._try_jump(self._jump)
         if self._is_live or recorder.flight.has_loader or len(self.session.optimizers.entries) > 1:
             return
         if recorder.step == self.step - 1 and recorder.closing:
@@ -205,14 +214,14 @@ class Stage:
         if self._is_live or self._is_over:
             return
         self._is_live = True
-        try:
-            if self._is_loud:
-                self._child.speak()
-            self._after = self._around(self) if self._around is not None else None
-            self.rehearsal.install()
-            self.rehearsal.lens.__enter__()  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001 - the script must not see it, and there is nothing to go on for
-            self._child.answer({"error": f"{type(error).__name__}: {error}", "way": self.way})
+        self._attempt(self._open)
+
+    def _open(self) -> None:
+        if self._is_loud:
+            self._child.speak()
+        self._after = self._around(self) if self._around is not None else None
+        self.rehearsal.install()
+        self.rehearsal.lens.__enter__()  # type: ignore[no-untyped-call]
 
     def _show(self, symptom: Symptom) -> None:
         self._first_symptom = self._first_symptom or symptom

@@ -119,6 +119,11 @@ class OptimizerLens:
             self._groups += len(optimizer.param_groups)
         return entry
 
+    def list_used(self) -> list[tuple[torch.optim.Optimizer, int]]:
+        """Return the living optimizers that have had a step, also a skipped one, and the serial of their last."""
+        living = [(entry.ref(), entry.stepped) for entry in self.entries.values() if entry.stepped >= 0]
+        return [(optimizer, serial) for optimizer, serial in living if optimizer is not None]
+
     def find_existing(self) -> None:
         """Add the optimizers made before the recording; without them a first step looks hand-written."""
         for thing in gc.get_objects():

@@ -362,7 +362,6 @@ class SnapshotLens:
             self._staging = {}  # the thread still reads from what is there
         files = {name: self._stage(name, tensors) for name, tensors in sources.items()}
         state.update(
-            ends=max(self._ends, 1),
             reason=self._asked,
             threads=torch.get_num_threads(),
             has_data=bool(self._keep_batches),
@@ -389,10 +388,10 @@ class SnapshotLens:
         named = states.name_tensors(self.recorder.registry)
         weights = {name: buffers.get(id(tensor), tensor) for name, tensor in named}
         moments: dict[str, torch.Tensor] = {}
-        living = [entry.ref() for entry in self.optimizers.entries.values() if entry.steps]
-        used = [optimizer for optimizer in living if optimizer is not None]
+        used = self.optimizers.list_used()
         state: dict[str, Any] = {
-            "optimizers": [states.pack_optimizer(each, str(i), moments) for i, each in enumerate(used)],
+            "optimizers": [states.pack_optimizer(each, str(i), moments) for i, (each, _) in enumerate(used)],
+            "stepped": [index for index, (_, serial) in enumerate(used) if serial == self.recorder.serial],
             "schedulers": [states.describe_numbers(each) for each in _living(self._schedulers)],
             "scalers": [each.state_dict() for each in _living(self._scalers)],
             "modules": states.describe_modules(self.recorder.registry),
