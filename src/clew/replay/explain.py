@@ -14,6 +14,7 @@ from clew.model.schema import KIND_INDEX
 from clew.replay.evidence import Evidence, pack
 from clew.replay.fork import rest_openmp as rest_openmp  # noqa: PLC0414 - others look for it here
 from clew.replay.fork import run_forked
+from clew.replay.in_memory import InMemory
 from clew.replay.reenter import Way, find_ways
 from clew.replay.rehearsal import Rehearsal
 from clew.replay.verdict import Verdict, judge, name_symptom
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _log = room_log("replay")
 _PATIENCE_SECONDS: Final = 120.0
 _OUTPUT: Final = KIND_INDEX["output"]
+_EXACTNESS: Final = ("identical", "close", "diverged", "none")
+_ENOUGH: Final = 3
+"""After so many executions that showed the fault, none of them exact, the best of them has to do."""
 
 
 class Explainer:
@@ -53,11 +57,14 @@ class Explainer:
         self._publish(verdict)
 
     def explain(self, kind: str) -> Verdict:
-        """Try the ways to execute the step again, each in a copy of the process, until one shows the fault."""
+        """Try the ways to execute the step again, each in a copy of the process, until one is exact; or the best."""
         recorder = self._recorder
         ways = find_ways(recorder.flight.known_frames)
         ways.append(Way("root calls", self._call_roots))
+        if recorder.flight.step_call is not None:
+            ways.insert(0, Way("step function", recorder.flight.step_call))
         notes: list[str] = []
+        found: list[Verdict] = []
         for way in ways:
             verdict = run_in_copy(lambda way=way: self._rehearse(way, kind), step=recorder.step)  # type: ignore[misc]
             _log.info(
@@ -65,15 +72,21 @@ class Explainer:
             )
             if verdict.found:
                 verdict.notes = [*notes, *verdict.notes]
-                return verdict
-            notes += [f"{way.name}: {note}" for note in verdict.notes]
-        return Verdict(False, recorder.step, notes=notes)
+                found.append(verdict)
+            else:
+                notes += [f"{way.name}: {note}" for note in verdict.notes]
+            if verdict.replay == "identical" or len(found) == _ENOUGH:
+                break
+        if not found:
+            return Verdict(False, recorder.step, notes=notes)
+        return min(found, key=lambda verdict: _EXACTNESS.index(verdict.replay))
 
     # ---------------------------------------------------------------- inside the copy
 
     def _rehearse(self, way: Way, kind: str) -> Verdict:
         recorder = self._recorder
         flight = recorder.flight
+        memory = InMemory(kind, recorder.registry)
         if kind != "loss":
             for _, parameter in recorder.registry.living_parameters():
                 parameter.grad = None
@@ -89,7 +102,7 @@ class Explainer:
         size = data[0].shape[0] if data and data[0].dim() else None
         verdict = judge(rehearsal, step=recorder.step, batch_size=size, way=way.name)
         if verdict.found:
-            self._compare(rehearsal, verdict)
+            self._compare(rehearsal, verdict, memory)
             self._keep_evidence(evidence, verdict)
         return verdict
 
@@ -120,12 +133,11 @@ class Explainer:
                 if entry.shadow is not None:
                     parameter.copy_(entry.shadow)
 
-    def _compare(self, rehearsal: Rehearsal, verdict: Verdict) -> None:
-        """Say how well the copy reproduced the recording: hashes where there are some, else the loss."""
+    def _compare(self, rehearsal: Rehearsal, verdict: Verdict, memory: InMemory) -> None:
+        """Say how well the copy reproduced the step: hashes where it was recorded, else what is left in memory."""
         recorded = self._recorded_hashes()
         if not recorded:
-            verdict.replay = "close" if self._is_same_loss(rehearsal) else "diverged"
-            verdict.notes.append("this step was not recorded in full: only the loss could be compared")
+            self._compare_unrecorded(rehearsal, verdict, memory)
             return
         seen: dict[str, list[int]] = {}
         for name, number in rehearsal.prints:
@@ -136,6 +148,21 @@ class Explainer:
                 verdict.notes.append(f"the replay diverged from the recording at {name}")
                 return
         verdict.replay = "identical"
+
+    def _compare_unrecorded(self, rehearsal: Rehearsal, verdict: Verdict, memory: InMemory) -> None:
+        same = self._is_same_loss(rehearsal)
+        equal = memory.count_equal(rehearsal) if same else 0
+        if equal > 0:
+            verdict.replay = "identical"
+            what = "tensor equals that" if equal == 1 else "tensors equal those"
+            verdict.notes.append(f"this step was not recorded in full; {equal} {what} still in memory")
+            return
+        if equal < 0:
+            verdict.replay = "diverged"
+            verdict.notes.append("the replay differs from what is still in memory of the step")
+            return
+        verdict.replay = "close" if same else "diverged"
+        verdict.notes.append("this step was not recorded in full: only the loss could be compared")
 
     def _is_same_loss(self, rehearsal: Rehearsal) -> bool:
         recorded, last = self._recorder.last_loss, rehearsal.losses[-1] if rehearsal.losses else None
