@@ -21,7 +21,11 @@ def choose_action(settings: Settings) -> Callable[[Finding], None] | None:
     if not settings.watch or settings.on_hit in ("log", "stop"):
         return None
     if settings.on_hit == "snapshot":
-        raise UsageError("'snapshot' is not possible yet", next_step="write log, pause or stop")
+        if settings.snapshots == "off":
+            raise UsageError(
+                "a hit cannot take a snapshot when they are off", next_step="write snapshots=auto"
+            )
+        return None
     if settings.on_hit == "pause":
         return _choose_pause()
     raise UsageError(

@@ -13,6 +13,7 @@ import numpy as np
 from clew.store.crash import read_crash
 from clew.store.exception import read_exception
 from clew.store.layout import rank_folder
+from clew.store.snapshots import list_batches, list_snapshots
 from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
 from clew.views.curve import thin
 from clew.views.exception_page import name_place, say
@@ -75,9 +76,25 @@ def _describe(run: Run) -> KeyValues:
         ("sites", Cell(len(run.sites), format="integer")),
         ("record", Cell(run.size_bytes, format="bytes")),
     ]
+    rows.append(("kept", Cell(_say_kept(run))))
     if len(run.ranks) > 1:
         rows.append(("ranks", Cell(len(run.ranks), format="integer")))
     return KeyValues(tuple(row for row in rows if row[1].value is not None))
+
+
+def _say_kept(run: Run) -> str | None:
+    """Say what of the training itself is on disk: weights and the user's data, and how much."""
+    folders = [rank_folder(run.path, rank) for rank in run.ranks]
+    snapshots = [each for folder in folders for each in list_snapshots(folder)]
+    batches = [each for folder in folders for each in list_batches(folder)]
+    size = sum(each.size_bytes for each in snapshots) + sum(each.size_bytes for each in batches)
+    if not size:
+        return None
+    steps = ", ".join(str(step) for step in sorted({each.step for each in snapshots}))
+    parts = [f"weights before step {steps}"] if steps else []
+    if batches:
+        parts.append(f"your batches of steps {batches[0].first} to {max(each.last for each in batches)}")
+    return f"{' and '.join(parts)} ({size / 1e6:,.1f} MB)"
 
 
 def _say_state(run: Run) -> str:

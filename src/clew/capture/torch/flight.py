@@ -17,6 +17,7 @@ from clew.model.schema import STAT_INDEX
 from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType
 
     from clew.capture.torch.randomness import RandomBytes
@@ -51,6 +52,8 @@ class Flight:
         self.known_frames: dict[int, tuple[int, CodeType]] = {}
         """Frames that were there when the last step ended, by identity: the line each was at, and its code."""
         self.has_loader = False
+        self.step_call: Callable[[], Any] | None = None
+        """Calls the function that the user marked as the step, with the arguments it has now."""
         self.snapshots: SnapshotLens | None = None
         """Takes the state between steps, if snapshots are on."""
         self._random = RandomStates()
@@ -68,6 +71,12 @@ class Flight:
         self.calls.clear()
         if not self.has_loader:
             self.mark_start()
+
+    def begin_call(self, call: Callable[[], Any]) -> None:
+        """A function that is known to be the step begins: calling it again is the step again."""
+        self.recorder.before_event()
+        self.step_call = call
+        self.mark_start()
 
     def ask_snapshot(self, reason: str) -> bool:
         """Have the state after the present step kept; return whether snapshots are on at all."""

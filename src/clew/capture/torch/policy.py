@@ -95,6 +95,8 @@ class Policy:
             if self._on_hit == "stop":
                 self._stop(f"{finding.rule} hit at step {finding.step}")
                 self._end()
+            if self._on_hit == "snapshot":
+                self.recorder.flight.ask_snapshot(f"{finding.rule} at step {finding.step}")
             if self._act is not None:
                 self._try(self._act, finding)
 
