@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -338,3 +339,16 @@ def test_with_the_default_backend(tmp_path):
     assert "logits must be finite: 2 of 8 elements are not" in lines
     assert "  [0, 1] = nan, [1, 1] = nan" in lines
     assert any(line.endswith('clew.check.finite(self.fc2(x), "logits")') for line in lines)
+
+
+def test_dump_saves_when_the_graph_runs(tmp_path):
+    path = str(tmp_path / "deep" / "x")
+
+    @compiled
+    def f(x):
+        return clew.dump(x * 2, path, when=lambda t: t.sum() > 5) + 1
+
+    for value in (1.0, 2.0, 3.0):
+        f(torch.full((2,), value))
+    saved = sorted((tmp_path / "deep").iterdir())
+    assert [np.load(file)[0] for file in saved] == [4, 6]

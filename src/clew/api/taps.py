@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from clew.capture.settings import parse_switch
 from clew.errors import MissingExtra, UsageError
 
-__all__ = ["check", "checks", "on", "print", "tap"]
+__all__ = ["check", "checks", "dump", "on", "print", "tap"]
 
 SWITCH: Final = "CLEW_CHECKS"
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING or is_switched_on():
         from clew.capture.torch.check_sites import checks
         from clew.capture.torch.taps import print_value as print
         from clew.capture.torch.taps import tap
+        from clew.capture.torch.taps_dump import dump
         from clew.capture.torch.taps_on import on
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -38,5 +39,5 @@ if TYPE_CHECKING or is_switched_on():
         raise MissingExtra("taps need torch", next_step="pip install torch") from None
 else:
     from clew.capture.torch import check_off as check
-    from clew.capture.torch.check_off import checks, on, tap
+    from clew.capture.torch.check_off import checks, dump, on, tap
     from clew.capture.torch.check_off import print_value as print

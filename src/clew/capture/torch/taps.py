@@ -84,38 +84,60 @@ def print_value(
     ``every`` looks at every Nth call of this call site, the first one included; ``when`` is asked then; ``first_n``
     ends it after so many lines. The line goes to ``sys.stdout``, or to ``file``: a stream, or a path to append to.
     """
-    _refuse_counts(first_n, every)
+    refuse_counts("clew.print", first_n, every)
     if is_compiling():
         order = {"label": label, "first_n": first_n, "every": every, "summarize": summarize}
         _print_compiled(x, when, file, order)
         return x
     if is_left_out(x):
         return x
-    code, instruction = find_call()
-    counter = _counter_of((id(code), instruction), code)
-    if counter.is_turn(first_n, every) and (when is None or _ask(when, x, label)):
+    counter = count_call(first_n, every)
+    if counter is not None and (when is None or ask_condition(when, x, _who(label))):
         counter.printed += 1
         _write_line(x, label, summarize, file, find_place())
     return x
 
 
-def _refuse_counts(first_n: int | None, every: int) -> None:
+def count_call(
+    first_n: int | None, every: int, *, instruction: int | None = None, key: str = ""
+) -> _Counter | None:
+    """Count a call of the user's call site, and return its counter when it is one to look at.
+
+    Compiled code says which ``instruction`` of its line it was, and the ``key`` of its graph where it has no line.
+    """
+    if instruction is None:
+        code, instruction = find_call()
+        counter = _counter_of((id(code), instruction), code)
+    else:
+        place = find_place()
+        counter = _counter_of((place.file, place.line, instruction, None if place.file else key))
+    return counter if counter.is_turn(first_n, every) else None
+
+
+def refuse_counts(who: str, first_n: int | None, every: int) -> None:
+    """Raise for numbers that count nothing."""
     if every < 1 or (first_n is not None and first_n < 0):
         raise UsageError(
-            f"clew.print cannot count with first_n={first_n}, every={every}",
+            f"{who} cannot count with first_n={first_n}, every={every}",
             next_step="every is 1 or more, first_n is 0 or more or None for no end",
         )
 
 
-def _ask(when: Callable[[Any], Any], x: Any, label: str) -> bool:
+def ask_condition(when: Callable[[Any], Any], x: Any, who: str) -> bool:
+    """Return what a condition says of a value, without leaving it in the graph of gradients."""
     with torch.no_grad():
-        return _is_true(when(x), label)
+        return is_true(when(x), who)
 
 
-def _is_true(verdict: Any, label: str) -> bool:
+def _who(label: str) -> str:
+    return f"clew.print {label!r}" if label else "clew.print"
+
+
+def is_true(verdict: Any, who: str) -> bool:
+    """Return a condition's answer, which must be one yes or no."""
     if math.prod(shape_of(verdict)) != 1:
         raise UsageError(
-            f"when= of clew.print{f' {label!r}' if label else ''} gave {header(verdict)}, not one yes or no",
+            f"when= of {who} gave {header(verdict)}, not one yes or no",
             next_step="reduce it: when=lambda t: (t > 10).any()",
         )
     return bool(verdict)
@@ -162,14 +184,11 @@ def _print_compiled(x: Any, when: Any, file: Any, order: dict[str, Any]) -> None
 
 @runs("print")
 def _print_running(tensors: list[torch.Tensor], order: dict[str, Any], key: str) -> None:
-    place = find_place()
-    counter = _counter_of((place.file, place.line, order["instruction"], None if place.file else key))
-    if not counter.is_turn(order["first_n"], order["every"]):
-        return
-    if len(tensors) == 1 or _is_true(tensors[1].detach(), order["label"]):
+    counter = count_call(order["first_n"], order["every"], instruction=order["instruction"], key=key)
+    if counter is not None and (len(tensors) == 1 or is_true(tensors[1].detach(), _who(order["label"]))):
         counter.printed += 1
         file = kept(order["file"]) if isinstance(order["file"], int) else order["file"]
-        _write_line(tensors[0], order["label"], order["summarize"], file, place)
+        _write_line(tensors[0], order["label"], order["summarize"], file, find_place())
 
 
 def tap(x: T, fn: Callable[[T], Any], *, replace: bool | None = None) -> T:
