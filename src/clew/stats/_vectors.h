@@ -45,7 +45,7 @@
 
 #if LANES == 16
 #define VF __m512
-#define VI __m512i
+#define VI int32_t /* masks are counted apart from the vectors, which have enough to do */
 #define VU __m512i
 #define vf_load(p) _mm512_loadu_ps(p)
 #define vf_store(p, v) _mm512_storeu_ps(p, v)
@@ -56,12 +56,10 @@
 #define vf_min(a, b) _mm512_min_ps(a, b)
 #define vf_max(a, b) _mm512_max_ps(a, b)
 #define vf_abs(a) _mm512_abs_ps(a)
-#define vi_zero() _mm512_setzero_si512()
-#define vi_store(p, v) _mm512_storeu_si512(p, v)
-#define vi_count_zero(c, x) \
-    _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ), c, _mm512_set1_epi32(1))
-#define vi_count_negative(c, x) \
-    _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), c, _mm512_set1_epi32(1))
+#define vi_zero() 0
+#define vi_store(p, v) (memset(p, 0, LANES * sizeof *(p)), *(p) = (v))
+#define vi_count_zero(c, x) ((c) + _mm_popcnt_u32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ)))
+#define vi_count_negative(c, x) ((c) + _mm_popcnt_u32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ)))
 #define VD __m512d
 #define VL __m512i
 #define vd_load(p) _mm512_loadu_pd(p)
@@ -72,8 +70,8 @@
 #define vd_mul(a, b) _mm512_mul_pd(a, b)
 #define vd_min(a, b) _mm512_min_pd(a, b)
 #define vd_max(a, b) _mm512_max_pd(a, b)
-#define vl_zero() vi_zero()
-#define vl_store(p, v) vi_store(p, v)
+#define vl_zero() _mm512_setzero_si512()
+#define vl_store(p, v) _mm512_storeu_si512(p, v)
 #define VM __mmask8
 #define vd_abs(a) _mm512_abs_pd(a)
 #define vd_pick(m, a, b) _mm512_mask_blend_pd(m, b, a)
