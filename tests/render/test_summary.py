@@ -29,3 +29,9 @@ def test_what_is_not_known_is_not_said():
         format_summary(Path("runs/a"), steps=1)
         == "clew: recorded runs/a\nclew: 1 step\nclew: next: clew show a\n"
     )
+
+
+def test_a_run_without_a_step_says_where_to_start_clew():
+    text = format_summary(Path("runs/a"), steps=0)
+    assert "clew: no model was called in this process" in text
+    assert "torchrun … -m clew run train.py" in text

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from clew.views.number import format_bytes, format_integer, format_number, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+
+_NO_STEP: Final = (
+    "no model was called in this process; where others train, start clew in them: torchrun … -m clew run train.py"
+)
 
 
 def format_summary(
@@ -37,6 +42,7 @@ def format_summary(
     facts += [f"last loss {format_number(loss)}"] if loss is not None else []
     facts += [f"cost of clew {format_share(cost_share)}"] if cost_share is not None else []
     lines.append(", ".join(facts))
+    lines += [] if steps else [_NO_STEP]
     lines += [f"worst site: {worst_site}"] if worst_site else []
     lines += remarks
     lines += findings
