@@ -94,11 +94,19 @@ def _run_recorded(words: list[str], out: Path, name: str) -> Run:
     return Run(out / name)
 
 
-def assert_same(model_a: Any, model_b: Any, batch: Any, *, names: Mapping[str, str] | None = None) -> None:
+def assert_same(
+    model_a: Any,
+    model_b: Any,
+    batch: Any,
+    *,
+    names: Mapping[str, str] | None = None,
+    isolate: bool = False,
+) -> None:
     """Raise AssertionError, with the verdict, unless two models do the same to a batch.
 
     Both are called with the batch (a tuple gives several arguments, a dict keyword arguments) from the same random
     state; their weights, the output of each module and the results are compared. What rounding explains is the same.
+    ``isolate``: each module of the second is given what that of the first was given, so that it is judged alone.
     Afterwards buffers and random states are as they were.
     """
     from clew.api.both_models import record_calls
@@ -108,5 +116,13 @@ def assert_same(model_a: Any, model_b: Any, batch: Any, *, names: Mapping[str, s
     with tempfile.TemporaryDirectory() as folder:
         paths = record_calls({"a": model_a, "b": model_b}, batch, Path(folder))
         found = diff_runs(*(Run(path) for path in paths), names=dict(names or {}))
-    if not found.is_same:
-        raise AssertionError(found.sentence)
+    if found.is_same:
+        return
+    if isolate:
+        from clew.api.apart import judge_apart
+
+        tops = {"(model)": ""}
+        paired = {tops.get(x, x): tops.get(y, y) for x, y in found.alignment.names.items()}
+        apart = judge_apart(model_a, model_b, batch, names=paired)
+        raise AssertionError(f"{found.sentence}\neach module alone: {apart.sentence}")
+    raise AssertionError(found.sentence)

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 def configure(parser: Parser) -> None:
     """Add the two runs, the map, the baseline and how to print."""
-    parser.add_argument("a", metavar="RUN_A", help=RUN_HELP)
-    parser.add_argument("b", metavar="RUN_B", help="the same")
+    parser.usage = (
+        "clew diff RUN_A RUN_B [options]\n"
+        "       clew diff --compiled SCRIPT.py:MAKE_MODEL,MAKE_BATCH [options]"
+    )
+    parser.add_argument("a", metavar="RUN_A", nargs="?", help=RUN_HELP)
+    parser.add_argument("b", metavar="RUN_B", nargs="?", help="the same")
     add_root(parser)
     parser.add_argument(
         "--map", metavar="FILE", help="TOML file with a table [names]: sites of A to sites of B"
@@ -32,6 +36,20 @@ def configure(parser: Parser) -> None:
         metavar="RUN",
         nargs=2,
         help="two runs that should be equal: their noise is no difference",
+    )
+    parser.add_argument(
+        "--compiled",
+        metavar="TARGET",
+        help="compare a model with itself compiled: script.py:make_model,make_batch",
+    )
+    parser.add_argument(
+        "--way",
+        default="compile",
+        help="with --compiled, another way than compile: bfloat16, float16, float64, cuda, mps, threads=4",
+    )
+    parser.add_argument("--backend", default="inductor", help="the compiler's backend (inductor)")
+    parser.add_argument(
+        "--isolate", action="store_true", help="give each module the reference's inputs: it is judged alone"
     )
     add_output(parser)
     parser.epilog = "Exit code: 0 the same, 1 different."
@@ -51,12 +69,32 @@ def execute(args: Namespace) -> int:
     from clew.api.compare import diff
 
     check_output(args)
+    if args.compiled:
+        return _compare_variant(args)
+    if args.a is None or args.b is None:
+        raise UsageError(
+            "two runs are needed",
+            where="clew diff",
+            next_step="clew diff runs/first runs/second; clew ls lists them",
+        )
     found = diff(args.a, args.b, names=args.map, baseline=args.baseline, root=find_root(args))
     if args.save_map:
         from clew.compare.align_map import format_map
 
         Path(args.save_map).write_text(format_map(found.alignment), encoding="utf-8")
     print_diff(found, args, a=args.a, b=args.b)
+    return 0 if found.is_same else 1
+
+
+def _compare_variant(args: Namespace) -> int:
+    from clew.api.variant import diff_variant
+    from clew.cli.model_argument import load_pair
+
+    if args.a is not None:
+        raise UsageError("--compiled takes no run", where="clew diff", next_step="clew diff --help")
+    model, batch = load_pair(args.compiled)
+    found = diff_variant(model, batch, way=args.way, backend=args.backend, isolate=args.isolate)
+    print_diff(found, args, a="eager", b=args.way)
     return 0 if found.is_same else 1
 
 

@@ -33,6 +33,10 @@ _WORDS: Final = {"none": None, "true": True, "false": False}
 _EXAMPLE: Final = "write it like 4,3,128,128 or int64:2,16:0..100 or mask=bool:2,16"
 
 
+_loaded: dict[str, str] = {}
+"""The module's name of each script that was imported."""
+
+
 def add_model(parser: Parser) -> None:
     """Add the model, its inputs and its mode to a command."""
     parser.add_argument(
@@ -74,6 +78,19 @@ def load_model(args: Namespace) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     positional = [make_input(spec) for spec in specs if not spec.name]
     named = {spec.name: make_input(spec) for spec in specs if spec.name}
     return model, (*inputs, *positional), named
+
+
+def load_pair(text: str) -> tuple[Any, Any]:
+    """Return the model and the batch of ``script.py:make_model,make_batch``."""
+    head, comma, batch = text.partition(",")
+    home, colon, _ = head.rpartition(":")
+    if not comma or not colon:
+        raise UsageError(
+            f"'{text}' names no model and batch", next_step="write it like train.py:make_model,make_batch"
+        )
+    model = _find_factory(head)
+    module = sys.modules.get(_loaded.get(home, home))
+    return _call_factory(model, head), _call_factory(_find_in(module, batch, home), batch)
 
 
 def parse_input(text: str) -> InputSpec:
@@ -140,7 +157,11 @@ def _find_factory(text: str) -> Any:
             next_step="write it like train.py:make_model or package.models:Net",
         )
     module = _import_file(Path(home)) if home.endswith(".py") else _import_name(home)
-    found: Any = module
+    return _find_in(module, name, home)
+
+
+def _find_in(module: Any, name: str, home: str) -> Any:
+    found = module
     for part in name.split("."):
         if not hasattr(found, part):
             near = suggest(part, (each for each in vars(found) if not each.startswith("_")))
@@ -165,6 +186,7 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"'{path}' is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _loaded[str(path)] = name
     try:
         spec.loader.exec_module(module)
     except Exception as error:

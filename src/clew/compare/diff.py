@@ -86,11 +86,20 @@ class Diff:
 
 
 def diff_runs(
-    a: Run, b: Run, *, names: Mapping[str, str] | None = None, baseline: tuple[Run, Run] | None = None
+    a: Run,
+    b: Run,
+    *,
+    names: Mapping[str, str] | None = None,
+    baseline: tuple[Run, Run] | None = None,
+    any_type: bool = False,
 ) -> Diff:
-    """Compare two runs; differences within the noise of ``baseline``, two runs that should be equal, do not count."""
+    """Compare two runs; differences within the noise of ``baseline``, two runs that should be equal, do not count.
+
+    ``any_type``: other dtypes are no difference by themselves; results are judged by the coarser of the two.
+    """
     sides = join_sides(a, b, names=names)
-    return _Comparison(sides, baseline).judge()
+    comparison = _Comparison(sides, baseline)
+    return comparison.judge_any_type() if any_type else comparison.judge()
 
 
 class _Comparison:
@@ -118,6 +127,13 @@ class _Comparison:
             return self._judge_structure()
         if not (origin.is_within and (origin.cause in EXPLAINED_BY_ROUNDING or origin.phase == "loss")):
             return self._finish(origin, case)
+        return self._judge_beyond(lambda rows: self.tolerances[rows["pair"]], origin, case)
+
+    def judge_any_type(self) -> Diff:
+        """Judge by tolerances alone: numbers of other types are never equal bit by bit."""
+        origin, case = self._find(self._different_by_hash(), {})
+        if origin is None:
+            return self._judge_structure()
         return self._judge_beyond(lambda rows: self.tolerances[rows["pair"]], origin, case)
 
     def _judge_by_noise(self) -> Diff:
