@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
@@ -242,9 +243,13 @@ def _folded_lines(row: Row, has_grads: bool, *, length: int) -> Iterator[tuple[C
 
 
 def _taken(row: Row) -> list[str]:
-    """Return the shapes that went in, one by one, or in one line when there are many."""
-    taken = [f"< {shape_text((tensor,))}" for tensor in row.inputs if tensor.role != "buffer"]
-    return taken if len(taken) <= _MOST_SHAPES else [f"< {shape_text(row.inputs)}"]
+    """Return the shapes that went in, one to a line; of many, equal ones are counted and the first few told."""
+    taken = [tensor for tensor in row.inputs if tensor.role != "buffer"]
+    if len(taken) <= _MOST_SHAPES:
+        return [f"< {shape_text((tensor,))}" for tensor in taken]
+    texts = _count_shapes(taken)
+    more = [f"< +{len(texts) - _MOST_SHAPES}"] if len(texts) > _MOST_SHAPES else []
+    return [f"< {text}" for text in texts[:_MOST_SHAPES]] + more
 
 
 def fold_name(name: str, length: int = _FOLD) -> list[str]:
@@ -286,14 +291,14 @@ def _source(row: Row) -> str:
 
 def shape_text(tensors: Iterable[TensorNode]) -> str:
     """Return the shapes of tensors in few words; equal ones are counted."""
-    shapes: dict[str, int] = {}
-    for tensor in tensors:
-        if tensor.role != "buffer":
-            text = describe_shape(tensor)
-            shapes[text] = shapes.get(text, 0) + 1
-    texts = [text if count == 1 else f"{count}·({text})" for text, count in shapes.items()]
+    texts = _count_shapes(tensor for tensor in tensors if tensor.role != "buffer")
     more = f" +{len(texts) - _MOST_SHAPES}" if len(texts) > _MOST_SHAPES else ""
     return ", ".join(texts[:_MOST_SHAPES]) + more
+
+
+def _count_shapes(tensors: Iterable[TensorNode]) -> list[str]:
+    shapes = Counter(describe_shape(tensor) for tensor in tensors)
+    return [text if count == 1 else f"{count}·({text})" for text, count in shapes.items()]
 
 
 def args_text(args: dict[str, Any]) -> str:
