@@ -2,6 +2,8 @@
 
 import importlib.util
 
+import torch
+
 import clew
 from clew.store.verdicts import read_verdicts
 
@@ -169,3 +171,83 @@ for step in range(2):
     verdict, marked = explain(script, tmp_path)
     assert (verdict["op"], verdict["source"]["line"]) == ("mul", marked)
     assert "0 times infinity" in verdict["hint"]
+
+
+LATE = """
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for step in range(32):
+    x = torch.randn(4, 3)
+    optimizer.zero_grad()
+    y = model(F.dropout(x, 0.3)) * {factor}
+    {loss}  # HERE
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_step_that_was_not_recorded_is_compared_with_what_is_in_memory(tmp_path):
+    script = LATE.format(factor="(0 if step == 30 else 1)", loss="loss = torch.log(y.abs()).mean()")
+    verdict, marked = explain(script, tmp_path)
+    assert (verdict["step"], verdict["op"], verdict["source"]["line"]) == (30, "log", marked)
+    assert verdict["replay"] == "identical"
+    assert "still in memory" in verdict["notes"][-1]
+
+
+def test_gradients_of_a_step_that_was_not_recorded_are_compared(tmp_path):
+    script = LATE.format(factor="(0 if step == 30 else 1)", loss="loss = y.square().sum(1).sqrt().mean()")
+    verdict, marked = explain(script, tmp_path)
+    assert (verdict["step"], verdict["op"], verdict["phase"]) == (30, "sqrt", "backward")
+    assert verdict["source"]["line"] == marked
+    assert verdict["replay"] == "identical"
+
+
+def test_the_second_optimizers_step_is_executed_from_where_the_first_one_ended(tmp_path):
+    script = """
+G, D = nn.Linear(2, 2), nn.Linear(2, 1)
+for_g, for_d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for turn in range(16):
+    noise = torch.randn(8, 2)
+    for_d.zero_grad()
+    D(G(noise).detach()).square().mean().backward()
+    for_d.step()
+    for_g.zero_grad()
+    score = D(G(noise)) * (0 if turn == 13 else 1)
+    loss = torch.log(score.abs()).mean()  # HERE
+    loss.backward()
+    for_g.step()
+"""
+    verdict, marked = explain(script, tmp_path)
+    assert verdict["source"]["line"] == marked
+    assert (verdict["way"], verdict["replay"]) == ("rest of the loop body", "identical")
+
+
+def test_a_replay_that_differs_is_not_called_close_because_both_losses_are_nan(tmp_path):
+    script = """
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+numbers = iter(range(100))
+while True:
+    turn = next(numbers)
+    optimizer.zero_grad()
+    y = model(torch.full((4, 3), float(turn)))
+    loss = (y * float("nan")).mean() if turn >= 30 else y.mean()
+    loss.backward()
+    optimizer.step()
+    if turn == 31:
+        break
+"""
+    verdict, _ = explain(script, tmp_path)
+    assert (verdict["step"], verdict["replay"]) == (30, "diverged")
+
+
+def test_overflow_under_a_scaler_is_not_a_symptom():
+    model = torch.nn.Linear(3, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+
+    def step():
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.ones(4, 3)).float().square().mean() * 1e9
+        scaler.scale(loss).backward()
+
+    assert not clew.explain_nonfinite(step).found

@@ -97,7 +97,7 @@ class Explainer:
         data = [leaf for leaf in batch if leaf.grad_fn is None and not recorder.registry.owns(leaf)]
         flight.restore()
         rehearsal = Rehearsal(recorder.registry, data)
-        evidence = Evidence(rehearsal)
+        evidence = Evidence(rehearsal, flight=flight)
         rehearsal.run(way.run)
         size = data[0].shape[0] if data and data[0].dim() else None
         verdict = judge(rehearsal, step=recorder.step, batch_size=size, way=way.name)

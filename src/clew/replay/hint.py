@@ -93,6 +93,8 @@ def _hint_for_optimizer(name: str, event: Event) -> str:
 
 def _hint_for_values(name: str, event: Event) -> str:
     """Return a hint that follows from the values themselves, whatever the operation is called."""
+    if event.scalars:
+        return f"{event.scalars[0]} is given to {name} as a number on this line: look at where it comes from"
     made = next((value for value in event.outputs if value.is_bad), None)
     if name == "to" and made is not None and made.dtype in _HALF:
         largest = max((max(abs(v.minimum), abs(v.maximum)) for v in event.inputs), default=math.nan)
@@ -116,4 +118,6 @@ def hint_for_outside(role: str, name: str, *, step: int) -> str:
         return f"the buffer {name} was bad before this step: look at the step that wrote it"
     if step == 0:
         return f"the weight {name} was bad before training began: look at how it is initialised or loaded"
-    return f"the weight {name} was bad before this step: look at what wrote to it at the end of step {step - 1}"
+    return (
+        f"the weight {name} was bad before this step: look at what wrote to it at the end of step {step - 1}"
+    )

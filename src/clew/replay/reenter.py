@@ -52,9 +52,7 @@ def find_ways(known: Known) -> list[Way]:
     loop, inner = _split(frames, known)
     ways = []
     if loop is not None and is_user_file(loop.f_code.co_filename):
-        body = compile_loop_body(loop, ended_at=_line_of(loop, known))
-        if body is not None:
-            ways.append(Way("loop body", body))
+        ways += _enter_loop(loop, _line_of(loop, known))
     for frame in reversed(inner):
         call = make_call(frame)
         if call is not None:
@@ -64,6 +62,14 @@ def find_ways(known: Known) -> list[Way]:
     if loop is None:
         ways += _find_library_loop(frames, known)
     return ways
+
+
+def _enter_loop(frame: FrameType, ended_at: int | None) -> list[Way]:
+    """A turn of a loop with several optimizers has several steps: what comes after the last one is tried first."""
+    rest = compile_loop_body(frame, ended_at=ended_at, only_rest=True)
+    whole = compile_loop_body(frame, ended_at=ended_at)
+    named = (("rest of the loop body", rest), ("loop body", whole))
+    return [Way(name, run) for name, run in named if run is not None]
 
 
 def _find_library_loop(frames: list[FrameType], known: Known) -> list[Way]:
@@ -104,14 +110,22 @@ def _split(frames: list[FrameType], known: Known) -> tuple[FrameType | None, lis
 # -------------------------------------------------------------------- a loop's body
 
 
-def compile_loop_body(frame: FrameType, *, ended_at: int | None = None) -> Callable[[], object] | None:
-    """Return the body of the loop a frame stands in, as a function that runs it once on copies of the names."""
+def compile_loop_body(
+    frame: FrameType, *, ended_at: int | None = None, only_rest: bool = False
+) -> Callable[[], object] | None:
+    """Return the body of the loop a frame stands in, as a function that runs it once on copies of the names.
+
+    ``only_rest``: the part after the statement in which the last step ended, None where that is not this turn.
+    """
     found = _find_loop(frame, ended_at)
     if found is None:
         return None
+    statements = found.body if not only_rest else _find_rest(found, ended_at, frame.f_lineno)
+    if not statements:
+        return None
     once = ast.parse("for _clew_once in (None,):\n    pass").body[0]
     assert isinstance(once, ast.For)
-    once.body = [_Plain().visit(statement) for statement in found.body]
+    once.body = [_Plain().visit(statement) for statement in statements]
     module = ast.fix_missing_locations(ast.Module(body=[once], type_ignores=[]))
     try:
         code = compile(module, frame.f_code.co_filename, "exec")
@@ -148,6 +162,18 @@ def _find_loop(frame: FrameType, ended_at: int | None = None) -> ast.For | ast.W
         return next((node for node in around if _holds(node, ended_at)), None)
     stepping = (node for node in around if _calls_step(node))
     return next(stepping, around[0] if around else None)
+
+
+def _find_rest(loop: ast.For | ast.While, ended_at: int | None, line: int) -> list[ast.stmt]:
+    """Return the statements after the one in which the last step ended, if that lies before the present line."""
+    before = [
+        position
+        for position, statement in enumerate(loop.body)
+        if ended_at is not None and statement.lineno <= ended_at <= (statement.end_lineno or statement.lineno)
+    ]
+    if not before or (loop.body[before[-1]].end_lineno or line) >= line:
+        return []
+    return loop.body[before[-1] + 1 :]
 
 
 def _calls_step(loop: ast.For | ast.While) -> bool:

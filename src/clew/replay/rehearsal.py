@@ -62,6 +62,9 @@ class Rehearsal:
         self.prints: list[tuple[str, int]] = []
         """Modules in order of execution with the hash of their output, to compare with the recording."""
         self.error: BaseException | None = None
+        self._may_overflow = False
+        self.bad_loss: torch.Tensor | None = None
+        """The loss whose value showed the fault."""
         self.blamed: Event | None = None
         """The operation that the verdict names."""
         self.on_call: Callable[[str, torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], None] | None = (
@@ -91,6 +94,7 @@ class Rehearsal:
         """Begin to see module calls, backward passes and optimizers."""
         self._patches.replace(torch.nn.Module, "_call_impl", self._make_call)
         self._patches.replace(torch.autograd, "backward", self._make_backward)
+        self._patches.replace(torch.amp.GradScaler, "scale", self._make_scale)
         self.listen()
         self._is_on = True
 
@@ -108,6 +112,7 @@ class Rehearsal:
         self.losses.clear()
         self.prints.clear()
         self.symptom = None
+        self.bad_loss = None
 
     def remove(self) -> None:
         """Leave torch as it was found."""
@@ -144,6 +149,14 @@ class Rehearsal:
 
         return backward
 
+    def _make_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            # Infinite gradients are how a scaler finds its scale; once it has nothing left to lower, they are a fault.
+            self._may_overflow = scaler.is_enabled() and scaler.get_scale() > 1
+            return original(scaler, outputs)
+
+        return scale
+
     def _before_optimizer(self, *_: Any) -> None:
         self.lens.in_optimizer = True
 
@@ -156,6 +169,8 @@ class Rehearsal:
                 self._stop_if_bad("parameter", self._name(parameter), parameter)
 
     def _look_at_gradients(self) -> None:
+        if self._may_overflow:
+            return
         for entry, parameter in self._registry.living_parameters():
             if parameter.is_leaf and parameter.grad is not None:
                 self._stop_if_bad("gradient", entry.name, parameter.grad)
@@ -166,10 +181,15 @@ class Rehearsal:
 
     def _stop_if_bad(self, kind: str, name: str, tensor: torch.Tensor) -> None:
         if self.lens.measure(tensor).is_bad and not self.lens.is_meant(tensor):
+            self.bad_loss = tensor if kind == "loss" else None
             self.symptom = Symptom(
                 kind, name, self.lens.writer_of(tensor), self.losses[-1] if self.losses else None
             )
             self._on_symptom(self.symptom)
+
+    def fingerprint(self, tensor: torch.Tensor) -> int:
+        """Return the hash of a tensor, 0 for one that cannot be read."""
+        return self.lens.fingerprint(tensor)
 
     # ---------------------------------------------------------------- what is what
 
@@ -195,6 +215,11 @@ class Rehearsal:
         """Return a module's name as it is now: the first call of a model is what gives it one."""
         entry = self._registry.modules.get(id(module))
         return entry.name if entry is not None else type(module).__name__
+
+    def find_tensor(self, name: str) -> torch.Tensor | None:
+        """Return the parameter or buffer of a name, if it is still there."""
+        entries = self._registry.tensors.values()
+        return next((entry.ref() for entry in entries if entry.name == name), None)
 
     def _name(self, parameter: torch.Tensor) -> str:
         entry = self._registry.tensors.get(id(parameter))
