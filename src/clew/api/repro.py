@@ -29,11 +29,14 @@ class Repro(NamedTuple):
     reasons: tuple[str, ...]
 
 
-def write_repro(run: Run, target: Path, *, step: int | None = None, operation: bool = False) -> Repro:
+def write_repro(
+    run: Run, target: Path, *, step: int | None = None, operation: bool = False, site: str = ""
+) -> Repro:
     """Write a test of a run's bad step and the data beside it.
 
-    The module at fault is taken if it can be built from the user's own file, else the single operation; each is
-    executed once before it is written, and must fail.
+    The module at fault is taken if it can be built from the user's own file, else the single operation; for a value
+    that came in bad, the row of the batch or the weight. Each is executed once before it is written, and must fail. A
+    step of which nothing was kept is executed again for it; ``site`` asks for the test of one module.
     """
     if target.suffix != ".py":
         raise UsageError(f"'{target}' is no name for a test", next_step="write -o test_nan.py")
@@ -41,11 +44,12 @@ def write_repro(run: Run, target: Path, *, step: int | None = None, operation: b
     for path in (target, beside):
         if path.exists():
             raise UsageError(f"'{path}' is there already", next_step="choose another name with -o")
-    evidence = _find_evidence(run, step)
+    evidence = _find_evidence(run, step, site=site)
     whole = evidence.read_bytes()
     data = _read_data(evidence, whole)
     reasons = list(data.get("reasons", ()))
-    for part in ("operation",) if operation else ("module", "operation"):
+    parts = ("module",) if site else ("operation",) if operation else ("module", "operation", "tensor")
+    for part in parts:
         if part not in data:
             continue
         blob = _take_part(whole, data, part)
@@ -63,10 +67,12 @@ def write_repro(run: Run, target: Path, *, step: int | None = None, operation: b
     )
 
 
-def _find_evidence(run: Run, step: int | None) -> Path:
-    found: dict[int, Path] = {}
-    for rank in reversed(list_ranks(run.path)):
-        found.update(list_evidence(rank_folder(run.path, rank)))
+def _find_evidence(run: Run, step: int | None, *, site: str) -> Path:
+    found = _list_all(run)
+    wanted = step if step is not None else min(found, default=None) if site else None
+    if wanted is not None and run.info.is_script and (site or wanted not in found):
+        _make_evidence(run, wanted, site)
+        found = _list_all(run)
     if step is None and found:
         return found[min(found)]
     if step not in found:
@@ -79,6 +85,30 @@ def _find_evidence(run: Run, step: int | None) -> Path:
             next_step="it is kept when 'clew run' or clew.watch sees a loss, gradient or weight go bad",
         )
     return found[step]
+
+
+def _list_all(run: Run) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for rank in reversed(list_ranks(run.path)):
+        found.update(list_evidence(rank_folder(run.path, rank)))
+    return found
+
+
+def _make_evidence(run: Run, step: int, site: str) -> None:
+    """Execute the step again to have its evidence, or that of one module, in the run."""
+    from clew.api.why import explain_again
+
+    if step > run.last_step:
+        return
+    if site:
+        run.find(site)  # a name that is not there is told with the nearest one
+    verdict = explain_again(run, step, site=site)
+    if not verdict["found"]:
+        raise UsageError(
+            f"nothing in step {step} is NaN or infinite, so there is nothing to test",
+            where=str(run.path),
+            next_step=f"clew why {run.name} names the step that went bad",
+        )
 
 
 def _read_data(path: Path, blob: bytes) -> dict[str, Any]:
@@ -102,7 +132,7 @@ def _take_part(blob: bytes, data: dict[str, Any], part: str) -> bytes:
     pieces: list[bytes] = []
     position = 0
     for name, entry in header.items():
-        if name == "__metadata__" or name.startswith("op.") != (part == "operation"):
+        if name == "__metadata__" or (part != "tensor" and name.startswith("op.") != (part == "operation")):
             continue
         start, end = entry["data_offsets"]
         pieces.append(body[start:end])

@@ -37,12 +37,17 @@ def why(run: Run, *, step: int | None = None, rerun: bool = False) -> dict[str, 
     return explain_again(run, wanted, ways=("start",) if rerun else WAYS)
 
 
-def explain_again(run: Run, step: int, *, rank: int = 0, ways: tuple[str, ...] = WAYS) -> dict[str, Any]:
-    """Execute a step again under the lens and return the verdict; a cause that is found is kept in the run."""
+def explain_again(
+    run: Run, step: int, *, rank: int = 0, ways: tuple[str, ...] = WAYS, site: str = ""
+) -> dict[str, Any]:
+    """Execute a step again under the lens and return the verdict; a cause that is found is kept in the run.
+
+    So is what a test of it needs; with ``site``, what a test of that module needs.
+    """
     folder = rank_folder(run.path, rank)
     has_data = bool(run.info.settings.get("data", True))
     execution = execute_again(
-        run, step, around=make_around(folder if has_data else None), rank=rank, ways=ways
+        run, step, around=make_around(folder if has_data else None, site=site), rank=rank, ways=ways
     )
     if execution.result is None:
         raise UsageError(
@@ -58,7 +63,7 @@ def explain_again(run: Run, step: int, *, rank: int = 0, ways: tuple[str, ...] =
     return verdict
 
 
-def make_around(evidence_folder: Path | None) -> Around:
+def make_around(evidence_folder: Path | None, *, site: str = "") -> Around:
     """Return what ``execute_again`` calls around a step to have its first bad value explained."""
 
     def around(stage: Stage) -> Callable[[], Any]:
@@ -66,7 +71,7 @@ def make_around(evidence_folder: Path | None) -> Around:
         from clew.replay.verdict import judge
 
         rehearsal = stage.rehearsal
-        evidence = Evidence(rehearsal)
+        evidence = Evidence(rehearsal, flight=stage.recorder.flight, site=site)
 
         def end(_: Symptom) -> None:
             stage.finish()

@@ -23,6 +23,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="test_nan.py", help="the test (test_nan.py)"
     )
+    parser.add_argument("--site", metavar="NAME", default="", help="test this module, if it fails by itself")
     parser.add_argument(
         "--operation", action="store_true", help="test the single operation, not the module around it"
     )
@@ -32,7 +33,9 @@ def execute(args: Namespace) -> int:
     """Write the test and say what it holds."""
     from clew.api.repro import write_repro
 
-    made = write_repro(open_chosen(args), Path(args.output), step=args.step, operation=args.operation)
+    made = write_repro(
+        open_chosen(args), Path(args.output), step=args.step, operation=args.operation, site=args.site
+    )
     print(f"wrote {made.test} and {made.data}: a test of the {made.part}, which fails now")
     print(f"the data: {made.holds}; think before you hand it on", file=sys.stderr)
     for reason in made.reasons:

@@ -21,6 +21,7 @@ from clew.replay.plain import Unfit, Writer, file_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clew.capture.torch.flight import Flight
     from clew.replay.lens import Event
     from clew.replay.rehearsal import Rehearsal
     from clew.replay.verdict import Verdict
@@ -52,8 +53,11 @@ class Birth(NamedTuple):
 class Evidence:
     """Collects during a rehearsal; ``build`` returns what to write."""
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
+    def __init__(self, rehearsal: Rehearsal, *, flight: Flight | None = None, site: str = "") -> None:
+        """``flight`` knows what the step was given; ``site`` asks for the module of that name and no other."""
         self._rehearsal = rehearsal
+        self._flight = flight
+        self._site = site
         self._calls: list[ModuleCall] = []
         self._births: dict[int, Birth] = {}
         rehearsal.on_call = self._take_call
@@ -79,7 +83,10 @@ class Evidence:
         """Return the evidence as plain data and its tensors; parts that cannot be had are left out with a reason."""
         data: dict[str, Any] = {"step": verdict.step, "verdict": verdict.to_json(), "reasons": []}
         tensors: dict[str, torch.Tensor] = {}
-        for part, make in (("module", self._build_module), ("operation", self._build_operation)):
+        parts = [("module", self._build_module), ("operation", self._build_operation)]
+        if verdict.phase in ("data", "parameter"):
+            parts = [("tensor", self._build_tensor)]
+        for part, make in parts:
             try:
                 data[part], found = make(verdict)
             except (Unfit, RuntimeError, TypeError, ValueError) as reason:
@@ -104,6 +111,8 @@ class Evidence:
 
     def _around(self, verdict: Verdict) -> list[ModuleCall]:
         """Return the calls of modules that hold the line, the innermost first, the last call of each."""
+        if self._site:
+            return [call for call in self._calls if call.name == self._site][-1:]
         names, site = [verdict.site], verdict.site
         while "." in site:
             site = site.rpartition(".")[0]
@@ -112,6 +121,27 @@ class Evidence:
         inside = [last[name] for name in names if name in last]
         inside += [call for call in last.values() if call.name.startswith("(") and call not in inside]
         return [call for call in inside if file_of(type(call.module)) == verdict.source["file"]]
+
+    def _build_tensor(self, verdict: Verdict) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The value that came in bad: one sample of the batch, or one row of the weight."""
+        if verdict.phase == "parameter":
+            found = [(verdict.site, self._rehearsal.find_tensor(verdict.site))]
+            what = f"the weight {verdict.site}"
+        else:
+            flight = self._flight
+            calls = [(call.args, call.kwargs) for call in flight.calls] if flight is not None else []
+            given = [flight.last_batch, *calls] if flight is not None else []
+            found = [(path.strip("[]"), leaf) for path, leaf in walk(given)]
+            what = "the batch"
+        bad = next(((name, leaf) for name, leaf in found if leaf is not None and is_bad([leaf])), None)
+        if bad is None:
+            raise Unfit(f"{what} that came in bad was not kept")
+        name, tensor = bad
+        rows = _find_bad_row(tensor)
+        writer = Writer()
+        kept = tensor.detach()[rows] if rows is not None else tensor.detach()
+        data = {"what": what, "name": name, "rows": rows, "of": list(tensor.shape)[:1]}
+        return {**data, "value": writer.value(kept, "tensor")}, writer.tensors
 
     def _build_operation(self, verdict: Verdict) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         blamed = self._rehearsal.blamed
@@ -250,6 +280,14 @@ def shrink(count: int, fails: Callable[[list[int] | None], bool], *, first: int 
             size //= 2
         size = min(size, len(rows) // 2)
     return rows
+
+
+def _find_bad_row(tensor: torch.Tensor) -> list[int] | None:
+    """Return the first row along the first dimension that holds a bad element, or None without rows."""
+    if tensor.dim() < 2:
+        return None
+    bad = (~torch.isfinite(tensor)).flatten(1).any(1)
+    return [int(bad.nonzero()[0])]
 
 
 def pack(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def write_test(data: dict[str, Any], *, part: str, target: Path, data_bytes: int, run: str) -> str:
-    """Return the text of the test for one part of the evidence: ``module`` or ``operation``."""
+    """Return the text of the test for one part of the evidence: ``module``, ``operation`` or ``tensor``."""
     source = data["verdict"]["source"]
-    body = _MODULE_BODY if part == "module" else _OPERATION_BODY
+    body = {"module": _MODULE_BODY, "operation": _OPERATION_BODY, "tensor": _TENSOR_BODY}[part]
     fields = {
         "sentence": say(data["verdict"]),
         "run": run,
@@ -29,6 +29,7 @@ def write_test(data: dict[str, Any], *, part: str, target: Path, data_bytes: int
         "depth": _depth(data),
         "operation": data.get("operation", {}).get("name", ""),
         "backward": data["verdict"]["phase"] == "backward",
+        "what": data.get("tensor", {}).get("what", ""),
     }
     # A recorded text may hold quotes or braces: it goes into comments and literals only, escaped.
     safe = {key: _clean(value) for key, value in fields.items()}
@@ -43,6 +44,10 @@ def describe_data(data: dict[str, Any], *, part: str, data_bytes: int) -> str:
     size = f"{data_bytes / 1000:,.1f} kB"
     if part == "operation":
         return f"the inputs of one operation, which come from your batch and weights ({size})"
+    if part == "tensor":
+        tensor = data["tensor"]
+        rows = f"row {tensor['rows'][0]} of {tensor['of'][0]} of" if tensor["rows"] else "all of"
+        return f"{rows} {tensor['what']} ({size})"
     module = data["module"]
     return f"{module['samples']} of {module['of']} samples that went into {module['name']}, and its weights ({size})"
 
@@ -156,11 +161,15 @@ _MODULE_BODY: Final = '''
 def definitions(path):
     """Return what a script defines (imports, functions, classes, constants), without running the rest of it."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if is_definition(node)]
     script = types.ModuleType("script")
     script.__file__ = str(path)
     sys.modules["script"] = script
-    exec(compile(tree, str(path), "exec"), vars(script))
+    for node in filter(is_definition, tree.body):
+        try:
+            exec(compile(ast.Module([node], []), str(path), "exec"), vars(script))
+        except NameError:  # a constant made of something that only the whole script has
+            if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+                raise
     return script
 
 
@@ -229,6 +238,19 @@ def test_step_{step}_stays_finite():
     results = result if isinstance(result, (list, tuple)) else [result if isinstance(result, torch.Tensor) else args[0]]
     checked = [each for each in results if isinstance(each, torch.Tensor)]
     assert all(bool(torch.isfinite(each).all()) for each in checked), {sentence_literal}
+'''
+
+_TENSOR_BODY: Final = '''
+
+def mend(tensor):
+    """{what}, as it came in at {place}."""
+    return tensor  # mend it here to see what helps, then in your code
+
+
+def test_step_{step}_stays_finite():
+    data, tensors = load()
+    checked = mend(Reader(tensors).value(data["tensor"]["value"]))
+    assert bool(torch.isfinite(checked).all()), {sentence_literal}
 '''
 
 _TAIL: Final = """
