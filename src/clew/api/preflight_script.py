@@ -145,8 +145,8 @@ class _Gate:
             return
         assert self._guard is not None  # open() made all of them
         assert self._losses is not None
-        self.written = tuple(map(_shorten, filter(_is_kept, self._guard.written)))
         self._guard.remove()
+        self.written = tuple(map(_shorten, filter(_is_kept, list(self._guard.written))))
         self._losses.remove()
         self._patches.undo()
         self._session.finish()

@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "show": ("clew.cli.show", "show one run, or the statistics of some of its sites"),
     "doctor": ("clew.cli.doctor", "say what is wrong with a run, and what to change"),
     "rules": ("clew.cli.rules", "list the rules of the doctor"),
+    "preflight": ("clew.cli.preflight", "rehearse a training script before a long run"),
     "why": ("clew.cli.why", "name the operation and the line that made the first NaN"),
     "replay": (
         "clew.cli.replay",

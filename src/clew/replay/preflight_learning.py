@@ -59,7 +59,7 @@ def check_initial_loss(subject: Subject) -> Check:
 
 
 def _judge_first(call: LossCall) -> Check:
-    name, loss, expected = "initial-loss", float(call.result), _expect(call)
+    name, loss, expected = "initial-loss", float(call.result.detach()), _expect(call)
     evidence = {"loss": loss, "expected": expected, "function": call.name}
     if not math.isfinite(expected) or expected <= 0:
         return Check(name, "ok", f"{call.name} {loss:.4g}", evidence=evidence)

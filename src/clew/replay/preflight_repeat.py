@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -142,22 +143,30 @@ def check_compiled(subject: Subject) -> Check:
     name = "compile"
     if not subject.roots:
         return Check(name, "not checked", "no call of a model was seen")
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if compiler is None:
-        return Check(name, "not checked", "there is no C++ compiler, which torch.compile needs")
+    # What the capture of the graph alone changes is known in seconds; the C++ compiler takes its time.
+    captured = _judge_backend(subject, "aot_eager")
+    if captured.status != "ok":
+        return captured
+    if not (os.environ.get("CXX") or any(map(shutil.which, ("g++", "clang++", "c++")))):
+        why = "the captured graph agrees; for the rest torch.compile needs a C++ compiler, and there is none"
+        return Check(name, "not checked", why, evidence=captured.evidence)
+    return _judge_backend(subject, "inductor")
+
+
+def _judge_backend(subject: Subject, backend: str) -> Check:
+    name = "compile"
     folder = tempfile.mkdtemp(prefix="clew-preflight-")
     try:
-        answer = run_forked(lambda: _compare_compiled(subject, folder), seconds=_COMPILE_SECONDS)
+        answer = run_forked(lambda: _compare_compiled(subject, folder, backend), seconds=_COMPILE_SECONDS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if answer.trouble.startswith("no answer"):
         return Check(name, "not checked", f"compiling took more than {_COMPILE_SECONDS:.0f} s")
     if answer.trouble:
-        lines = answer.trouble.splitlines()
         hint = "run it without torch.compile, or see what it does not support"
-        return Check(name, "warning", f"it cannot be compiled: {lines[0][:200]}", hint)
+        return Check(name, "warning", f"it cannot be compiled: {answer.trouble.splitlines()[0][:200]}", hint)
     worst: float = answer.value
-    evidence = {"relative_difference": worst}
+    evidence = {"relative_difference": worst, "backend": backend}
     if worst > _COMPILED_CLOSE:
         hint = (
             "the model does something else under torch.compile: side effects, state, or a branch of its own"
@@ -166,14 +175,14 @@ def check_compiled(subject: Subject) -> Check:
     return Check(name, "ok", "outputs and gradients of the compiled model agree", evidence=evidence)
 
 
-def _compare_compiled(subject: Subject, folder: str) -> float:
+def _compare_compiled(subject: Subject, folder: str, backend: str) -> float:
+    warnings.simplefilter("ignore")  # what the compiler itself is warned of is not the user's to mend
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     os.environ["TRITON_CACHE_DIR"] = folder
     tempfile.tempdir = folder
     from torch._inductor import config
 
     config.compile_threads = 1
-    config.worker_start_method = "fork"
     config.fx_graph_cache = False
     subject.rewind()
     call = subject.roots[0]
@@ -182,7 +191,7 @@ def _compare_compiled(subject: Subject, folder: str) -> float:
     eager = _run_once(subject, module, call)
     # A second call: what changes from call to call is no fault of the compiler's, and is left out below.
     again = _run_once(subject, module, call)
-    compiled: Any = torch.compile(module)
+    compiled: Any = torch.compile(module, backend=backend)
     fresh = _run_once(subject, compiled, call)
     pairs = zip(eager, again, fresh, strict=True)
     return max((_relative(a, c) for a, b, c in pairs if _relative(a, b) == 0), default=0.0)
