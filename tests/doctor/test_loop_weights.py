@@ -131,18 +131,7 @@ def other_object(file):
     torch.save(kept.state_dict(), file)
 
 
-def before_the_step(file):
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for step in range(20):
-        optimizer.zero_grad()
-        F.cross_entropy(model(X[:64]), Y[:64]).backward()
-        if step % 5 == 4:
-            torch.save(model.state_dict(), file)
-        optimizer.step()
-
-
-@pytest.mark.parametrize("spelling", [first_weights, best_that_is_no_copy, other_object, before_the_step])
+@pytest.mark.parametrize("spelling", [first_weights, best_that_is_no_copy, other_object])
 def test_stale_checkpoint(judge, spelling, tmp_path):
     judged = judge(lambda: spelling(tmp_path / "saved.pt"))
     assert judged.ids == ["P05"], judged
@@ -185,7 +174,7 @@ class Turned(nn.Module):
 def sequences(model, *, loss=F.cross_entropy, classes=3):
     x = torch.randn(160, 6, 4)
     y = torch.randint(0, classes, (160,)) if classes > 1 else x.sum((1, 2))[:, None]
-    fit(model, (x, y), loss=loss, steps=12, lr=0.05 if classes > 1 else 1e-3, batch=16)
+    fit(model, (x, y), loss=loss, steps=26, lr=0.05 if classes > 1 else 1e-3, batch=16)
 
 
 MIXED = {
@@ -195,7 +184,7 @@ MIXED = {
         Turned(lambda h: h.reshape(6, len(h), 16).transpose(0, 1)), loss=F.mse_loss, classes=1
     ),
     "mean": lambda: fit(
-        nn.Sequential(nn.Linear(8, 16), nn.Softmax(dim=0), nn.Linear(16, 3)), steps=12
+        nn.Sequential(nn.Linear(8, 16), nn.Softmax(dim=0), nn.Linear(16, 3)), steps=26
     ),
 }  # fmt: skip
 
@@ -258,7 +247,7 @@ class Cell(nn.Module):
         return self.cell(x)[0]
 
 
-def speak(model, *, shift_inside=False, steps=12):
+def speak(model, *, shift_inside=False, steps=26):
     optimizer = Adam(model.parameters(), lr=3e-3)
     for step in range(steps):
         ids = text()[:16]
@@ -357,7 +346,7 @@ def time_first():
     cell, head = nn.GRU(4, 16), nn.Linear(16, 2)
     model = nn.ModuleDict({"cell": cell, "head": head})
     optimizer = Adam(model.parameters())
-    for _ in range(8):
+    for _ in range(26):
         x = torch.randn(10, 8, 4)
         descend(F.cross_entropy(head(cell(x)[0]).flatten(0, 1), torch.randint(0, 2, (80,))), optimizer)
 
@@ -376,14 +365,14 @@ def graph():
 
     model = Graph()
     optimizer = Adam(model.parameters(), lr=1e-2)
-    for _ in range(12):
+    for _ in range(26):
         descend(F.cross_entropy(model(x), y), optimizer)
 
 
 def masked_words():
     model = Speaker(Transformer())
     optimizer = Adam(model.parameters(), lr=3e-3)
-    for _ in range(12):
+    for _ in range(26):
         ids = text()[:16]
         hidden = torch.rand(ids.shape) < 0.2
         hidden[:, 0] = True

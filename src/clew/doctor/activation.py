@@ -106,7 +106,7 @@ def _saturated_share(note: dict[str, Any]) -> float:
     silent="a head that starts at zero differs after one step",
     hint="the outputs carry nothing of the inputs: look for dead or saturated layers and a collapsed target",
     needs=("probe:stats", "steps:10"),
-    explains=("V02", "D06", "O09", "N08"),
+    explains=("V02", "D06", "O09"),
 )
 def output_collapse(case: Case) -> Iterator[Found]:
     """The model gives the same output for every input."""

@@ -28,7 +28,7 @@ _FIRST: Final = 20
     hint="use residual connections, a normalisation layer, ReLU instead of sigmoid, or a larger initialisation",
     until=20,
     needs=("kind:grad", "kind:param", "steps:10"),
-    explains=("V02", "O09"),
+    explains=("V02", "O09", "M20"),
 )
 def vanishing_gradient(case: Case) -> Iterator[Found]:
     """Gradients vanish before they reach the first layers."""

@@ -17,8 +17,6 @@ _STALE: Final = {
     "after the step",
     "not a copy": "the state_dict kept at step {since} shares its memory with the model and has changed with it: keep "
     "copy.deepcopy(model.state_dict())",
-    "before the step": "the model is saved{at} between backward and step, without the update that belongs to its loss: "
-    "save it after optimizer.step()",
 }
 
 
@@ -83,7 +81,7 @@ def checkpoint_not_loaded(case: Case) -> Iterator[Found]:
     "stale-checkpoint",
     severity="warning",
     watches="weights that are saved, and those that the model holds or has held after each step",
-    threshold="those of an earlier step, a kept state_dict that has changed with the model, or 2 saves before the step",
+    threshold="exactly those of an earlier step, or a kept state_dict that has changed with the model",
     silent="averages are those of no step; copies from an evaluation or the lowest loss are kept on purpose",
     hint="save model.state_dict() after the step; keep copies with copy.deepcopy",
     needs=("probe:checkpoint", "optimizer"),

@@ -258,7 +258,7 @@ def nonfinite_parameter(case: Case) -> Iterator[Found]:
     threshold="infinity born in a half-precision operation from finite inputs in the forward pass",
     silent="overflow in backward under a GradScaler is not counted",
     hint="run this operation in float32 (autocast(enabled=False), .float()), use bfloat16, or scale its input down",
-    explains=("N01", "N02", "N03", "N04"),
+    explains=("N01", "N02", "N03", "N04", "N09"),
 )
 def half_overflow(case: Case) -> Iterator[Found]:
     """A result went beyond the range of half precision."""
@@ -276,6 +276,7 @@ def half_overflow(case: Case) -> Iterator[Found]:
     silent="a scaler skips a few steps while it finds its scale",
     hint="the gradients are infinite at any scale: find the infinity (clew why), or use bfloat16 without a scaler",
     needs=("scalar:scaler.skipped",),
+    explains=("N01", "N02", "M20", "N08", "O09", "O11", "V02", "D06"),
 )
 def scaler_skips_every_step(case: Case) -> Iterator[Found]:
     """GradScaler leaves out step after step."""
@@ -305,6 +306,7 @@ def scaler_skips_every_step(case: Case) -> Iterator[Found]:
     hint="use torch.amp.GradScaler, or bfloat16",
     until=20,
     needs=("kind:grad_output",),
+    explains=("O09", "O10", "O11", "V02", "D06", "N08"),
 )
 def underflow(case: Case) -> Iterator[Found]:
     """Gradients are flushed to zero in half precision."""

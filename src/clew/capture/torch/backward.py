@@ -100,6 +100,8 @@ class BackwardLens:
         for _, loss in walk(tensors):
             if recorder.probing:
                 recorder.ask(recorder.on_loss, loss)
+            if recorder.on_each_loss:
+                recorder.ask(recorder.on_each_loss, loss)
             if loss is self._scaled() and self._unscaled is not None:
                 loss, self._unscaled = self._unscaled, None  # noqa: PLW2901 - the loss before GradScaler
             if not recorder.wants["loss"] or is_functorch_wrapped_tensor(loss):

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
@@ -41,10 +42,10 @@ _CLASSES: Final = ("NllLossBackward0", "NllLoss2DBackward0")
 
 
 class _Model:
-    """A trained model with the inputs of one of its calls; held until it was asked, which is soon."""
+    """A trained model with the inputs of one of its calls."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
+        self.ref = weakref.ref(module)
         self.calls = 0
         self.given: Given | None = None
         self.first: tuple[float, ...] = ()
@@ -88,8 +89,10 @@ class AgainProbe:
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._is_asked or not torch.is_grad_enabled() or not module.training or self.recorder.in_backward:
             return
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return
         model = self._models.get(id(module))
-        if model is None:
+        if model is None or model.ref() is not module:
             first = next((leaf for _, leaf in walk(output)), None)
             if len(self._models) >= _MOST_MODELS or first is None or not first.requires_grad:
                 return
@@ -144,9 +147,9 @@ class AgainProbe:
         self._is_asked = True
         models, self._models, self._tokens = list(self._models.values()), {}, None
         named = [
-            (self._name(model.module), model.is_causal, model.module, model.given)
+            (self._name(module), model.is_causal, module, model.given)
             for model in models
-            if model.given is not None
+            if model.given is not None and (module := model.ref()) is not None
         ]
         if not named or not _can_fork():
             return

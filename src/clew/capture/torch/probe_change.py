@@ -120,7 +120,9 @@ def _uses_batch_statistics(module: torch.nn.Module) -> bool:
 
 
 def _may_be_time(first: torch.Tensor, output: torch.Tensor) -> bool:
-    return first.dim() > 1 and output.dim() > 1 and output.shape[1] == first.shape[1] > 1 and first.dim() > 2
+    """Return whether both begin with the same two dimensions, of which either may count the samples."""
+    is_sequence = first.dim() > 2 or not first.is_floating_point()
+    return is_sequence and output.dim() > 1 and first.dim() > 1 and output.shape[1] == first.shape[1]
 
 
 def _is_graph(module: torch.nn.Module, given: Given) -> bool:

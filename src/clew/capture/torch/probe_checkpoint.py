@@ -64,10 +64,6 @@ class CheckpointProbe:
         self._is_shared = False
         self._best = (math.inf, -2)
         self._reads = 0
-        self._passes = 0
-        self._passes_per_step = 0
-        self._early_saves = 0
-        self._saves = 0
         self._notes = 0
 
     def install(self, patches: Patches) -> None:
@@ -77,7 +73,6 @@ class CheckpointProbe:
         patches.replace(torch.nn.Module, "load_state_dict", self._make_load_state)
         patches.replace(torch.nn.Module, "state_dict", self._make_state)
         patches.listen(self.recorder.on_root, self._see_root)
-        patches.listen(self.recorder.on_pass, self._see_pass)
         patches.listen(self.events.on_stepping, self._see_stepping)
         patches.listen(self.events.on_stepped, self._see_stepped)
         self.recorder.note("probe", {"probe": "checkpoint"})
@@ -88,9 +83,6 @@ class CheckpointProbe:
         if not torch.is_grad_enabled():
             self._evaluated.add(self.recorder.step)
 
-    def _see_pass(self, begins: bool) -> None:
-        self._passes += begins
-
     def _see_stepping(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         self._find_models()
         for model in self._models:
@@ -98,7 +90,6 @@ class CheckpointProbe:
                 self._keep(model, self.recorder.step - 1)
 
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
-        self._passes_per_step, self._passes = self._passes, 0
         step, loss = self.recorder.step, self.recorder.last_loss
         if loss is not None and loss < self._best[0]:
             self._best = (loss, step)
@@ -147,18 +138,8 @@ class CheckpointProbe:
     def _see_save(self, thing: Any) -> None:
         if self._notes >= _MOST_NOTES:
             return
-        found = list(_find_states(thing))
-        if not found:
-            return
-        self._saves += 1
-        # Between backward and step: the loss that goes with it is that of the weights, the step is yet to come.
-        self._early_saves += bool(self._passes) and self._passes_per_step <= 1
-        for state in found:
+        for state in _find_states(thing):
             self._compare(state)
-        if self._early_saves == self._saves == 2:
-            self._note(
-                "stale-checkpoint", {"problem": "before the step", "behind": 1, "from": self.recorder.step}
-            )
 
     def _compare(self, state: Mapping[str, Any]) -> None:
         kept = self._kept.get(id(state))

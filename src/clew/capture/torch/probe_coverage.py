@@ -180,7 +180,8 @@ class CoverageProbe:
     def _tell_unreached(
         self, state: _Trained, optimizer: torch.optim.Optimizer, wanting: list[torch.Tensor]
     ) -> None:
-        report = tell_unreached(self.calls, wanting, is_late=state.steps >= _LATER_STEPS)
+        tops = [top for tree in self.recorder.registry.living_trees() if (top := tree.ref()) is not None]
+        report = tell_unreached(self.calls, wanting, tops=tops, is_late=state.steps >= _LATER_STEPS)
         if not report:
             return
         state.is_told = True

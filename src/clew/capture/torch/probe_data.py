@@ -29,6 +29,7 @@ _FEWEST_LABELS: Final = 256
 _ROW_NUMBERS: Final = 512
 _GLANCE: Final = 16
 _MOST_NODES: Final = 60
+_MOST_STEPS: Final = 400
 _MOST_NOTES: Final = 3
 
 _LABELLED: Final = (
@@ -56,6 +57,11 @@ class DataProbe:
         self.events = events
         self.saved = saved
         self._equal = 0
+        self._inputs: tuple[Any, ...] = ()
+        self._repeats = 0
+        self._is_told = False
+        self._fetches = 0
+        self._length = 0
         self._uneven = 0
         self._fetched: dict[int, _Fetched] = {}
         self._waiting: _Fetched | None = None
@@ -69,7 +75,7 @@ class DataProbe:
         """Begin to see batches, inputs and labels."""
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.recorder.on_root, self._see_root)
-        patches.listen(self.recorder.on_loss, self._see_loss)
+        patches.listen(self.recorder.on_each_loss, self._see_loss)
         self.recorder.note("probe", {"probe": "data"})
 
     # ---------------------------------------------------------------- what loaders give
@@ -77,6 +83,8 @@ class DataProbe:
     def _see_batch(self, iterator: Any, batch: Any) -> None:
         self._see_sizes(batch)
         self._waiting = None
+        self._fetches += 1
+        self._length = max(self._length, _length(iterator))
         if getattr(iterator, "_num_yielded", 1) != 1:
             self._fetched.clear()  # an iterator that goes on is no iterator made anew for each batch
             return
@@ -117,6 +125,8 @@ class DataProbe:
     # ---------------------------------------------------------------- what a model is given
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return
         if not torch.is_grad_enabled():
             self._waiting = None
             return
@@ -125,10 +135,25 @@ class DataProbe:
             self._waiting = None
         if self.recorder.step < _FIRST_STEPS and module.training and not self.recorder.in_backward:
             self._see_inputs(module, args, kwargs)
+            self._see_repeated(args, kwargs)
+
+    def _see_repeated(self, args: Any, kwargs: Any) -> None:
+        """The very inputs of the last step although the loader has given another batch since."""
+        if not self._fetches or self._length < 2:
+            return
+        fetches, self._fetches = self._fetches, 0
+        inputs = _glance(leaf for _, leaf in walk((args, kwargs)))
+        self._repeats = self._repeats + 1 if inputs and inputs == self._inputs and fetches else 1
+        self._inputs = inputs
+        if self._repeats == _SAME_FETCHES and not self._is_told:
+            self._is_told = True
+            note = {"count": self._repeats, "batches": self._length, "source": find_line()}
+            self.recorder.note("same-batch", note)
 
     def _see_fetched(self, seen: _Fetched) -> None:
         """The first batch of a new iterator led to training again, and it is the same one."""
-        if seen.same == _SAME_FETCHES:
+        if seen.same == _SAME_FETCHES and not self._is_told:
+            self._is_told = True
             note = {"count": seen.same, "batches": seen.length, "source": find_line()}
             self.recorder.note("same-batch", note)
 
@@ -173,17 +198,18 @@ class DataProbe:
             self._smoothness.append(float(near.mean()) / whole)
 
     def _see_loss(self, loss: torch.Tensor) -> None:
-        if loss.grad_fn is None or not self._is_counting:
+        if loss.grad_fn is None:
             return
-        if len(self._labels) >= _MOST_LABELS or self.recorder.step > 4 * _FEWEST_LABELS:
-            self._is_counting = False
+        is_enough = len(self._labels) >= _MOST_LABELS or self.recorder.step > _MOST_STEPS
+        if is_enough or not self._is_counting:
+            self.recorder.on_each_loss.remove(self._see_loss)
             return
         if self.recorder.step == self._order_step:
             self._is_counting = False  # several losses in a step: their labels are not one series
-            self._labels.clear()
             return
         self._order_step = self.recorder.step
         labels = self._find_labels(loss)
+        self._is_counting = bool(labels)
         before = len(self._labels) // _FEWEST_LABELS
         if labels and self._labels:
             self._borders.append(labels[0] != self._labels[-1])
@@ -213,6 +239,7 @@ class DataProbe:
             return
         changes = sum(a != b for a, b in pairwise(labels))
         expected = 1 - sum((count / len(labels)) ** 2 for count in counts.values())
+        self._is_counting = expected < 0.1 or len(labels) < 2 * _FEWEST_LABELS
         self.recorder.note(
             "label-order",
             {

@@ -70,6 +70,8 @@ class OverlapProbe:
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._passes >= _MOST_PASSES or self.recorder.in_backward:
             return
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return
         if torch.is_grad_enabled():
             if module.training:
                 self._see_training(module, args, kwargs, output)

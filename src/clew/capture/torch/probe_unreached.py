@@ -129,10 +129,15 @@ class _Place(NamedTuple):
     root: torch.nn.Module
 
 
-def tell_unreached(calls: CallLog, wanting: list[torch.Tensor], *, is_late: bool) -> list[dict[str, Any]]:
-    """Return what is to be said about parameters without a gradient: cut off after a call, or never used."""
+def tell_unreached(
+    calls: CallLog, wanting: list[torch.Tensor], *, tops: list[torch.nn.Module], is_late: bool
+) -> list[dict[str, Any]]:
+    """Return what is to be said about parameters without a gradient: cut off after a call, or never used.
+
+    ``tops`` are models that hold what is called; they need not be called themselves.
+    """
     missing = {id(parameter) for parameter in wanting}
-    places = {id(p): place for root in calls.roots() for p, place in _list_places(root)}
+    places = {id(p): place for root in [*tops, *calls.roots()] for p, place in _list_places(root)}
     cut: list[_Place] = []
     unused: list[_Place] = []
     copies = _find_copies(calls, missing)

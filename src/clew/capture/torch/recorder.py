@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _STEPS_AFTER_FINDING: Final = 3
 _MOST_BAD_STEPS: Final = 10
-_MEMORY_SECONDS: Final = 1.0
+_MEMORY_SECONDS: Final = 0.1
 _LONGEST_BACKLOG: Final = 32
 _BACKLOG_SECONDS: Final = 0.25
 
@@ -126,6 +126,8 @@ class Recorder:
         self.hashes = settings.hashes
         self.hists = settings.histograms
         self._bad_steps = 0
+        self._asked_by = 0
+        self._is_shared = False
         self._memory_at = 0.0
         self._backlog: list[Draft] = []
         self._handed_over_at = 0.0
@@ -151,6 +153,8 @@ class Recorder:
         """Probes: called with what is bad (loss, gradient, parameter) and its name, before it is explained."""
         self.on_error: list[Callable[[BaseException], None]] = []
         """Probes: called with the exception that ends the training."""
+        self.on_each_loss: list[Callable[[torch.Tensor], None]] = []
+        """Probes: as ``on_loss``, but in every step; for what takes itself out again soon."""
         self.on_loss: list[Callable[[torch.Tensor], None]] = []
         """Probes: called with each root of a backward pass before it runs, its graph still whole."""
         self.on_end: list[Callable[[], None]] = []
@@ -275,7 +279,18 @@ class Recorder:
             self.report_bad("loss", "loss")
 
     def ask(self, probes: list[Callable[..., None]], *what: Any) -> None:
-        """Call probes with what happened; one that fails is told of and never called again."""
+        """Call probes with what happened; one that fails is told of and never called again.
+
+        Probes follow one loop. Where several threads train at once, reading the gradients of one while another's
+        backward writes them would be a race: then nobody is asked any more.
+        """
+        thread = threading.get_ident()
+        if thread != self._asked_by:
+            if self._asked_by:
+                self._is_shared = True
+            self._asked_by = self._asked_by or thread
+        if self._is_shared:
+            return
         for probe in probes.copy():
             try:
                 probe(*what)
