@@ -55,6 +55,8 @@ __all__ = ["__version__", *(name for name in _HOMES if name not in ("print", "br
 
 
 def __getattr__(name: str) -> _Any:
+    if name == "adapters":
+        return _import_module("clew.adapters")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'clew' has no attribute '{name}'")

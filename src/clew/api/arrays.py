@@ -58,10 +58,11 @@ class ArrayRun:
         step: int | None = None,
         kind: str = "output",
         scalars: Mapping[str, float] | None = None,
+        types: Mapping[str, str] | None = None,
     ) -> None:
         """Write one step: arrays by site, in order of execution; a key ``(site, kind)`` has a kind of its own.
 
-        ``step`` is the next one unless given. ``scalars``: ``{"loss": 0.3}``.
+        ``step`` is the next one unless given. ``scalars``: ``{"loss": 0.3}``. ``types``: classes of modules.
         """
         if self._is_closed:
             raise UsageError("the run is closed", where=str(self.path), next_step="record into a new one")
@@ -73,12 +74,12 @@ class ArrayRun:
                 next_step="give all arrays of a step in one call, and steps in rising order",
             )
         rows = [(*_read_key(key, kind), _as_array(key, value)) for key, value in arrays.items()]
-        self._add_sites(rows)
+        self._add_sites(rows, types or {})
         self._writer.put(self._make_record(number, rows, scalars or {}))
         self._writer.flush()
         self._step = number
 
-    def _add_sites(self, rows: list[tuple[str, str, NDArray[Any]]]) -> None:
+    def _add_sites(self, rows: list[tuple[str, str, NDArray[Any]]], types: Mapping[str, str]) -> None:
         for name, kind, array in rows:
             dtype = str(array.dtype)
             role = _ROLES.get(kind, "module")
@@ -89,7 +90,7 @@ class ArrayRun:
                 number,
                 name,
                 known.role if known else role,
-                type="" if role == "module" else dtype,
+                type=types.get(name, "") if role == "module" else dtype,
                 parent=parent.id if parent else -1,
                 shape=tuple(array.shape),
                 dtype=dtype,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clew.compare.align_rename import find_renamed
-from clew.compare.likeness import Likeness, is_transposed
+from clew.compare.likeness import Likeness, is_laid_out_otherwise
 from clew.compare.name import own_name, unwrap
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _finish(search: _Search) -> Alignment:
             search.a[i].name,
             search.b[j].name,
             search.how[i],
-            is_transposed(search.a[i].shape, search.b[j].shape),
+            is_laid_out_otherwise(search.a[i], search.b[j]),
         )
         for i, j in sorted(search.partner.items())
     ]

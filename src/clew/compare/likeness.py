@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clew.compare.name import own_name, short_type, unwrap, words_of
+from clew.compare.name import is_turned_by_name, own_name, short_type, unwrap, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +42,14 @@ def is_transposed(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return len(a) == len(b) == 2 and a != b and a == b[::-1]
 
 
+def is_laid_out_otherwise(a: Site, b: Site) -> bool:
+    """Whether two parameters hold the same numbers in another order of axes: turned, or a kernel beside a weight."""
+    if is_transposed(a.shape, b.shape):
+        return True
+    is_named = is_turned_by_name(a.name, b.name) or is_turned_by_name(b.name, a.name)
+    return is_named and len(a.shape) >= 2 and sorted(a.shape) == sorted(b.shape)
+
+
 class Likeness:
     """The points of any pair of sites of two sides, from columns of numbers made once."""
 
@@ -71,9 +79,7 @@ class Likeness:
                 self._code(("own", own_name(site.name))),
                 self._code(("kind", short_type(site.type)) if site.role == "module" and site.type else None),
                 self._code(_shape_of(site, owned)),
-                self._code(
-                    ("shape", site.shape[::-1]) if _is_tensor(site) and len(site.shape) == 2 else None
-                ),
+                self._code(_turned_shape(site)),
                 self._code(("print", prints[site.name]) if site.name in prints else None),
             )
             for site in sites
@@ -139,6 +145,17 @@ class Likeness:
         """Whether two parameters of paired modules can be one: equal or turned shapes, where known."""
         mine, other = self._left["shape"][i], self._right["shape"][j]
         return bool(not mine or not other or mine == other or mine == self._right["turned"][j])
+
+
+def _turned_shape(site: Site) -> object:
+    """Return the shape that another framework gives the same numbers: a matrix turned, a kernel with space last."""
+    if not _is_tensor(site) or len(site.shape) < 2:
+        return None
+    if len(site.shape) > 2 and site.name.rpartition(".")[2] == "kernel":
+        return ("shape", (site.shape[-1], site.shape[-2], *site.shape[:-2]))
+    if len(site.shape) > 2:
+        return ("shape", (*site.shape[2:], site.shape[1], site.shape[0]))
+    return ("shape", site.shape[::-1])
 
 
 def _is_tensor(site: Site) -> bool:

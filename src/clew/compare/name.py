@@ -68,6 +68,11 @@ def own_name(name: str) -> str:
     return PARAMETER_WORDS.get(last, last)
 
 
+def is_turned_by_name(a: str, b: str) -> bool:
+    """Whether the first is a kernel, stored as in, out, and the second a weight, stored as out, in."""
+    return a.rpartition(".")[2] == "kernel" and b.rpartition(".")[2] == "weight"
+
+
 def words_of(name: str) -> frozenset[str]:
     """Return the words of a name, without numbers: ``layers.0.self_attn`` has layers, self and attn."""
     return frozenset(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))

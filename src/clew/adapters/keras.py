@@ -1,0 +1,50 @@
+"""Record models of Keras 3, with any of its back ends, step by step; and give them the weights of another model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clew.adapters.recording import Recording
+from clew.adapters.weights import import_into
+from clew.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from clew.compare.weight_import import ImportReport
+
+__all__ = ["Recording", "import_weights", "watch"]
+
+
+def watch(model: Any, *, name: str = "keras", out: str | None = None) -> Recording:
+    """Record what the layers of a model give when it is called, inside ``with``; ``step`` ends a step.
+
+    ::
+
+        with clew.adapters.keras.watch(model, name="port") as run:
+            y = model(x)
+            run.step(model, loss=loss)
+
+    Layers are seen where they are called with numbers; inside ``fit``, where Keras compiles, nothing is.
+    """
+    return Recording(_adapter().KerasCapture(model), name=name, out=out)
+
+
+def import_weights(
+    model: Any, weights: Mapping[str, Any] | str | Path, *, names: Mapping[str, str] | None = None
+) -> tuple[Any, ImportReport]:
+    """Give a model the weights of a state dict, a mapping or a checkpoint; return it with what was matched."""
+    capture = _adapter()
+    values, report = import_into(capture.read_parameters(model), weights, names)
+    return capture.write_parameters(model, values), report
+
+
+def _adapter() -> Any:
+    try:
+        from clew.capture import keras
+    except ImportError as error:
+        raise MissingExtra(
+            "keras is not installed", where="clew.adapters.keras", next_step="pip install 'clew[keras]'"
+        ) from error
+    return keras
