@@ -1,10 +1,8 @@
-"""What a watchpoint that fires does, beyond being told: a shell in the middle of the training."""
+"""What a watchpoint that fires does, beyond being told: a snapshot, or the debugger's prompt between two steps."""
 
 from __future__ import annotations
 
-import code
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clew.errors import UsageError
 
@@ -13,11 +11,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from clew.capture.settings import Settings
+    from clew.capture.torch.recorder import Recorder
     from clew.model.finding import Finding
 
 
-def choose_action(settings: Settings) -> Callable[[Finding], None] | None:
-    """Return what the settings want to be done about a hit; None where telling, or stopping, is all."""
+def choose_action(
+    settings: Settings, find_recorder: Callable[[], Recorder]
+) -> Callable[[Finding], None] | None:
+    """Return what the settings want to be done about a hit; None where capture itself does it, or telling is all."""
     if not settings.watch or settings.on_hit in ("log", "stop"):
         return None
     if settings.on_hit == "snapshot":
@@ -27,31 +28,28 @@ def choose_action(settings: Settings) -> Callable[[Finding], None] | None:
             )
         return None
     if settings.on_hit == "pause":
-        return _choose_pause()
+        return _choose_pause(find_recorder)
     raise UsageError(
         "'call' needs a function", next_step="give it in Python: clew.watch(…, on_hit=my_function)"
     )
 
 
-def _choose_pause() -> Callable[[Finding], None]:
-    if sys.stdin is None or not sys.stdin.isatty():
+def _choose_pause(find_recorder: Callable[[], Recorder]) -> Callable[[Finding], None]:
+    from clew.render.prompt import is_interactive
+
+    if not is_interactive():
         raise UsageError(
             "a pause needs somebody to talk to, and standard input is no terminal",
             next_step="write --on-hit stop, or run it in a terminal",
         )
-    return open_shell
 
+    def pause(finding: Finding) -> None:
+        from clew.api.shell import open_shell
 
-def open_shell(finding: Finding) -> None:
-    """Open a Python shell between two steps, with the names of the training; it goes on when the shell ends."""
-    frame = _find_user_frame()
-    names: dict[str, Any] = {**frame.f_globals, **frame.f_locals} if frame is not None else {}
-    where = f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-    banner = (
-        f"clew: paused{where}, after step {finding.step}: {finding.rule}: {finding.title}\n"
-        "clew: the names of the training are here, and this hit as 'finding'; Ctrl-D goes on, exit() ends the training"
-    )
-    code.interact(banner=banner, local={**names, "finding": finding}, exitmsg="clew: going on")
+        reason = f"{finding.rule} hit at step {finding.step}: {finding.title}"
+        open_shell(find_recorder(), reason, frame=_find_user_frame(), extra={"finding": finding})
+
+    return pause
 
 
 def _find_user_frame() -> FrameType | None:

@@ -54,7 +54,7 @@ class Recording:
         self._watcher = self._make_watcher()
         self._stops = stops
         self._stopping: Stopping | None = None
-        self._on_hit = on_hit or choose_action(settings)
+        self._on_hit = on_hit or choose_action(settings, lambda: self.session.recorder)
         self._shown = choose_folder(settings.out, settings.name, title)
         # The script may change its working directory, and forked copies of it come through here, too.
         self.folder = self._shown.absolute()

@@ -34,7 +34,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--watch", metavar="EXPR", action="append", help="watchpoint: 'layers.*:grad l2>100', recommended"
     )
-    parser.add_argument("--on-hit", metavar="ACTION", help="when a watchpoint fires: log, pause, stop")
+    parser.add_argument(
+        "--on-hit", metavar="ACTION", help="when a watchpoint fires: log, snapshot, pause, stop"
+    )
     parser.add_argument(
         "--on-nonfinite", metavar="POLICY", help="on NaN in loss or gradient: explain, stop, skip:N"
     )
