@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 import torch._dynamo
 
 import clew
-from clew.capture.crash import CrashWatch
+from clew.capture.crash import CrashWatch, write_native_stacks
 from clew.cli import main
 
 TRAIN = """
@@ -36,7 +37,8 @@ def run_script(tmp_path, text, *options):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # A debugger that is installed here would stop the process for seconds.
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": "/nowhere"},
     )
     return done, tmp_path / "runs" / "run" / "rank0" / "crash.txt"
 
@@ -105,6 +107,49 @@ def test_what_the_script_does_itself_is_respected(tmp_path):
     done, crash = run_script(tmp_path, text)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
     assert not crash.exists()
+
+
+def test_a_request_reaches_the_workers_of_a_loader(tmp_path):
+    text = """
+        import torch.utils.data
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return self.slow_read(index)
+            def slow_read(self, index):
+                time.sleep(1.5 if index else 0)
+                return torch.ones(4)
+        import subprocess
+        innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+        loader = iter(torch.utils.data.DataLoader(Data(), num_workers=2))
+        next(loader)
+        train(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.5)
+        assert innocent.poll() is None, "a process without a handler is left alone"
+        innocent.kill(), innocent.wait()
+    """
+    done, crash = run_script(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    assert crash.read_text().count("in slow_read") >= 1
+    assert crash.read_text().count(", started by ") == 2
+
+
+def test_a_hang_says_what_it_knows_of_native_stacks(tmp_path, monkeypatch):
+    limit = shutil.which("timeout")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with open(tmp_path / "stacks", "w+") as file:
+        write_native_stacks(os.getpid(), file.fileno())
+        (tmp_path / "timeout").symlink_to(limit)
+        fake = tmp_path / "gdb"
+        fake.write_text("#!/bin/sh\necho Thread 1 '#0' poll\n")
+        fake.chmod(0o755)
+        write_native_stacks(os.getpid(), file.fileno())
+    assert (tmp_path / "stacks").read_text() == (
+        "\nnative stacks: none, for neither py-spy nor gdb is installed\n"
+        "\nnative stacks, from gdb:\nThread 1 #0 poll\n"
+    )
 
 
 # ------------------------------------------------------------------------ in this process

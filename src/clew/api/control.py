@@ -83,8 +83,8 @@ class Control:
     def abandon(self) -> None:
         """Close the copies of the sockets in a forked process, which has no part in this."""
         for each in (self._socket, self._guest.connection if self._guest is not None else None):
-            if each is not None:
-                each.close()
+            if each is not None and each.fileno() >= 0:
+                os.close(each.detach())
 
     # ---------------------------------------------------------------- the training's thread
 
@@ -144,7 +144,10 @@ class Control:
             guest.close("")
 
     def _greet(self, guest: Guest) -> None:
+        # Somebody who says nothing must not keep others out.
+        guest.connection.settimeout(_PATIENCE_SECONDS)
         ask = guest.receive().get("ask")
+        guest.connection.settimeout(None)
         if ask == "resume":
             was_stopped = self._is_stopped.is_set()
             self._is_asked = False

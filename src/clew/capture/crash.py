@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from clew.capture.crash_family import Family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FILE: Final = "crash.txt"
+_NATIVE_SECONDS: Final = 30
+_LIBRARIES: Final = r"libc\.so|libpython|libc10|libtorch_cpu|libgomp|libcuda|libnccl"
 _SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 
 
@@ -33,6 +39,7 @@ class CrashWatch:
         self._pid = os.getpid()
         self._is_ours = False
         self._has_signal = False
+        self._family: Family | None = None
         self._enable: Any = None
         self._last_step = monotonic()
         self._stopping = threading.Event()
@@ -52,6 +59,8 @@ class CrashWatch:
         if _SIGNAL is not None and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
             faulthandler.register(_SIGNAL, self._file, all_threads=True, chain=False)
             self._has_signal = True
+            self._family = Family(self._path, self._file.fileno(), _SIGNAL)
+            self._family.start()
         if self._hang_seconds is not None:
             self._arm()
             self._watcher = threading.Thread(target=self._watch, name="clew-hang", daemon=True)
@@ -92,6 +101,8 @@ class CrashWatch:
             faulthandler.enable = self._enable
         if self._is_ours:
             faulthandler.disable()
+        if self._family is not None:
+            self._family.stop()
         if self._has_signal and _SIGNAL is not None and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
             faulthandler.unregister(_SIGNAL)
         self._file.close()
@@ -119,6 +130,33 @@ class CrashWatch:
             last = self._last_step
             if monotonic() - last > self._hang_seconds and last != told_of:
                 told_of = last
+                if self._file is not None:
+                    write_native_stacks(os.getpid(), self._file.fileno())
                 self._tell(
                     f"clew: no step has ended for {self._hang_seconds:g} s; what each thread is doing: {self._path}"
                 )
+
+
+def write_native_stacks(process: int, descriptor: int) -> None:
+    """Have py-spy or gdb write the native stacks of a process to a file, or say there why there are none.
+
+    They stop the process while they look, this thread included: what they say goes past it, and so does the limit.
+    """
+    limit = shutil.which("timeout")
+    tools = {
+        "py-spy": ["dump", "--native", "--pid", str(process)],
+        # Reading the symbols of every library of torch would take minutes.
+        "gdb": ["-p", str(process), "-batch", "-nx", "-iex", "set auto-solib-add off",
+                "-iex", "set debuginfod enabled off", "-ex", f"sharedlibrary {_LIBRARIES}",
+                "-ex", "thread apply all bt 40"],
+    }  # fmt: skip
+    tool = next((tool for tool in tools if shutil.which(tool) is not None), None)
+    if tool is None or limit is None:
+        os.write(descriptor, b"\nnative stacks: none, for neither py-spy nor gdb is installed\n")
+        return
+    os.write(descriptor, f"\nnative stacks, from {tool}:\n".encode())
+    words = [limit, "-s", "KILL", str(_NATIVE_SECONDS), tool, *tools[tool]]
+    with contextlib.suppress(OSError):
+        subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=subprocess.DEVNULL, check=False
+        )

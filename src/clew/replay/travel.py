@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clew.replay.timeline import Operation, Timeline
 
 _MISSING = object()
+_OUTSIDE = ("parameter", "buffer", "batch")
 _AFTER_LOSS = ("ones_like", "detach", "_local_scalar_dense", "item")
 """Operations that stand between the loss and its backward pass."""
 
@@ -88,7 +89,8 @@ class Travel:
         rows: list[tuple[str, Any]] = []
         for number, held in enumerate(operation.inputs):
             maker = f" <- {held.producer}" if held.producer >= 0 else ""
-            label = f"in {number}{maker}" + (f" {held.role}" if held.role else "")
+            role = f" {held.role}" if held.role.startswith(_OUTSIDE) else ""
+            label = f"in {number}{maker}{role}"
             rows.append((label, self.timeline.vault.value(held)))
         rows += [
             ("out" if len(outputs) == 1 else f"out {number}", value) for number, value in enumerate(outputs)
