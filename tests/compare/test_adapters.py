@@ -1,0 +1,23 @@
+"""The tests of the adapters, each framework in a process of its own: JAX objects to every fork after it is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("framework", ["jax", "keras"])
+def test_the_adapter_passes_its_tests(framework):
+    script = Path(__file__).with_name(f"own_process_{framework}.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "[100%]" in done.stdout
