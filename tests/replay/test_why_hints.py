@@ -226,9 +226,9 @@ def test_a_replay_that_differs_is_not_called_close_because_both_losses_are_nan(t
     script = """
 model = nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-numbers = iter(range(100))
+numbers = list(range(99, -1, -1))
 while True:
-    turn = next(numbers)
+    turn = numbers.pop()
     optimizer.zero_grad()
     y = model(torch.full((4, 3), float(turn)))
     loss = (y * float("nan")).mean() if turn >= 30 else y.mean()
@@ -251,3 +251,28 @@ def test_overflow_under_a_scaler_is_not_a_symptom():
         scaler.scale(loss).backward()
 
     assert not clew.explain_nonfinite(step).found
+
+
+def test_what_an_iterator_gave_in_this_turn_is_given_again(tmp_path):
+    script = """
+def batches():
+    turn = 0
+    while True:
+        yield torch.randn(4, 3) + turn, torch.full((4,), float(turn))
+        turn += 1
+source = batches()
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+step = 0
+while step < 12:
+    x, y = next(source)
+    loss = torch.log(9.0 - y).mean() + model(x).mean()  # HERE
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    step += 1
+"""
+    verdict, marked = explain(script, tmp_path)
+    assert (verdict["step"], verdict["source"]["line"], verdict["op"]) == (9, marked, "log")
+    assert verdict["elements"][0]["value"] == float("-inf")
+    assert verdict["replay"] == "identical"

@@ -125,19 +125,60 @@ def compile_loop_body(
         return None
     once = ast.parse("for _clew_once in (None,):\n    pass").body[0]
     assert isinstance(once, ast.For)
-    once.body = [_Plain().visit(statement) for statement in statements]
+    # One namespace for all, so that functions and comprehensions in the body see the names around them.
+    names = {**frame.f_globals, **frame.f_locals}
+    once.body = [
+        _Plain().visit(_keep_fetched(statement, statements, frame, names)) for statement in statements
+    ]
     module = ast.fix_missing_locations(ast.Module(body=[once], type_ignores=[]))
     try:
         code = compile(module, frame.f_code.co_filename, "exec")
     except SyntaxError:
         return None
-    # One namespace for all, so that functions and comprehensions in the body see the names around them.
-    names = {**frame.f_globals, **frame.f_locals}
 
     def run() -> None:
         exec(code, names)  # noqa: S102 - the user's own loop, in a copy of the process
 
     return run
+
+
+def _keep_fetched(
+    statement: ast.stmt, body: list[ast.stmt], frame: FrameType, names: dict[str, Any]
+) -> ast.stmt:
+    """Turn ``x, y = next(batches)`` into the values it gave in this turn: the iterator would give the next ones.
+
+    Only where it has been executed and nothing else in the body gives these names another value.
+    """
+    targets = _fetched_names(statement)
+    if not targets or (statement.end_lineno or statement.lineno) >= frame.f_lineno:
+        return statement
+    written = [
+        node.id for part in body for node in ast.walk(part)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]  # fmt: skip
+    if any(written.count(target) != 1 or target not in frame.f_locals for target in targets):
+        return statement
+    assert isinstance(statement, ast.Assign)
+    kept = f"_clew_kept_{len(names)}"
+    values = tuple(frame.f_locals[target] for target in targets)
+    names[kept] = values[0] if isinstance(statement.targets[0], ast.Name) else values
+    value = ast.copy_location(ast.Name(kept, ast.Load()), statement.value)
+    return ast.copy_location(ast.Assign(targets=statement.targets, value=value), statement)
+
+
+def _fetched_names(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement gives to what ``next`` returns, none for any other statement."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return []
+    call, target = statement.value, statement.targets[0]
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "next"):
+        return []
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    return (
+        [part.id for part in parts if isinstance(part, ast.Name)]
+        if all(isinstance(part, ast.Name) for part in parts)
+        else []
+    )
 
 
 def _find_loop(frame: FrameType, ended_at: int | None = None) -> ast.For | ast.While | None:
