@@ -174,11 +174,8 @@ def _fetched_names(statement: ast.stmt) -> list[str]:
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "next"):
         return []
     parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
-    return (
-        [part.id for part in parts if isinstance(part, ast.Name)]
-        if all(isinstance(part, ast.Name) for part in parts)
-        else []
-    )
+    names = [part.id for part in parts if isinstance(part, ast.Name)]
+    return names if len(names) == len(parts) else []
 
 
 def _find_loop(frame: FrameType, ended_at: int | None = None) -> ast.For | ast.While | None:
