@@ -259,6 +259,7 @@ def test_the_view_over_the_whole_screen(tmp_path):
     view = FullScreen(Still(), Script([], io.StringIO()))
     line = {"file": str(file), "line": 22, "text": "", "function": "<module>"}
     values = [{"name": "out", "text": "float32[6, 3]"}]
+    view.show(Reply("exactness", {"replay": "identical", "notes": [], "step": 1, "operations": 2}))
     view.show(
         Reply(
             "place",
@@ -278,5 +279,6 @@ def test_the_view_over_the_whole_screen(tmp_path):
     assert ">  22     loss = torch.log(" in drawn
     assert re.search(r">\s+1 log fc", drawn)
     assert "float32[6, 3]" in drawn
+    assert "replay: identical" in drawn
     view.show(Reply("text", {"text": "an answer"}))
     assert "an answer" in ESCAPES.sub("", view.draw(80, 24))

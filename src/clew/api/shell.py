@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clew.capture.torch.recorder import Recorder
@@ -80,7 +81,8 @@ def open_shell(recorder: Recorder, reason: str, *, frame: FrameType | None = Non
     if breaker is None:
         breaker = Breaker(recorder, talk=Shell(tell=_tell).talk, tell=_tell)
         recorder.breaker = breaker
-    breaker.stop_here(Stop("here", "", "", extra=dict(extra or {}), frame=frame, reason=reason))
+    place = f"at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "here"
+    breaker.stop_here(Stop(place, "", "", extra=dict(extra or {}), frame=frame, reason=reason))
 
 
 def _tell(text: str) -> None:

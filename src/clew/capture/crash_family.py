@@ -44,10 +44,11 @@ class Family:
         """Wait no longer."""
         if self._thread is None:
             return
-        os.close(self._wake[1])
+        # Not by closing: forked workers hold copies of this end.
+        os.write(self._wake[1], b"!")
         self._thread.join()
-        os.close(self._wake[0])
-        os.close(self._notices)
+        for descriptor in (*self._wake, self._notices):
+            os.close(descriptor)
         self._thread = None
 
     def _wait(self) -> None:

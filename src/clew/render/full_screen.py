@@ -38,6 +38,7 @@ class FullScreen:
         self._front = front
         self._last: list[str] = []
         self._place: dict[str, Any] = {}
+        self._verdict = ""
 
     def read(self) -> str | None:
         """Draw where the program stands, then ask for a line."""
@@ -48,6 +49,8 @@ class FullScreen:
     def show(self, reply: Reply) -> None:
         """Keep a reply for the next drawing."""
         data = reply.to_json()
+        if data["kind"] == "exactness":
+            self._verdict = f"replay: {data['replay']}"
         if data["kind"] == "place":
             self._place = data
             self._last = []
@@ -106,4 +109,4 @@ class FullScreen:
             drawn = lower(page, Screen(width=width, color=False, unicode=True)).splitlines()
             lines = [line for line in drawn if line.strip()]
         text = Text("\n".join(lines[:height]), no_wrap=True)
-        return Panel(text, title=Text(self._place.get("title", "")))
+        return Panel(text, title=Text(self._place.get("title", "")), subtitle=Text(self._verdict))

@@ -179,6 +179,7 @@ def _open_python(names: dict[str, Any]) -> None:
         code.interact(banner=banner, local=names, exitmsg="")
         return
     config = Config()
+    config.TerminalInteractiveShell.confirm_exit = False
     config.HistoryManager.enabled = False  # its thread would outlive the shell
     shell = InteractiveShellEmbed(config=config, banner1=banner + "\n", user_ns=names)  # noqa: T100 - see above
     shell.mainloop(local_ns=names)
