@@ -182,7 +182,7 @@ class Breaker:
             output = original(module, *args, **kwargs)
             call.site = self._name(module)  # the first call of a model is what gives it its names
             self._see_call(call, AFTER, output)
-            self._hook_gradients(call, output)
+            self._hook_safely(call, output)
         finally:
             stack.pop()
         return output
@@ -233,6 +233,12 @@ class Breaker:
                 self._stop(stop, point=point)
 
     # ---------------------------------------------------------------- gradients and updates
+
+    def _hook_safely(self, call: Call, output: Any) -> None:
+        try:
+            self._hook_gradients(call, output)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self.recorder.guard.fault(error, f"a breakpoint at {call.site}", step=self.recorder.step)
 
     def _hook_gradients(self, call: Call, output: Any) -> None:
         points = [point for point in self._points.of("site", BACKWARD) if point.matches(call.site)]
@@ -360,6 +366,9 @@ class Breaker:
         try:
             with self.recorder.lock:
                 how = self._talk(world)
+        except Exception as error:  # noqa: BLE001 - ours to answer for, and the training must go on
+            self.recorder.guard.fault(error, "a stop", step=self.recorder.step)
+            how = "detach"
         finally:
             thread.is_busy = False
             clock.switch(before)

@@ -42,7 +42,7 @@ class LineStop:
         self._files.clear()
         if self._is_on and sys.gettrace() == self._trace_call:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
         self._is_on = False
 
     def _start(self) -> None:
