@@ -6,7 +6,6 @@ import contextlib
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from clew.api.preflight import check_can_copy, choose_checks
@@ -113,7 +112,6 @@ class _Gate:
         self._loader: Any = None
         self._batches: list[Any] = []
         self._fetched = 0
-        self._times: list[float] = []
 
     def open(self) -> None:
         """Begin to watch: torch has just been imported."""
@@ -185,7 +183,6 @@ class _Gate:
 
     def _after_step(self, *_: Any) -> None:
         self.steps += 1
-        self._times.append(perf_counter())
         # The copies step through here, too.
         if self.steps != _STEPS:
             return
@@ -248,7 +245,6 @@ class _Gate:
             loader=self._loader,
             batches=self._batches,
             targets=[call.target.detach() for call in self._losses.calls],
-            step_seconds=[b - a for a, b in zip(self._times[1:], self._times[2:], strict=False)],
             total_steps=self._total(count_steps(frames_outside_tools())),
             guard=self._guard,
         )

@@ -231,8 +231,7 @@ def check_cost(subject: Subject) -> Check:
         started = time.perf_counter()
         subject.run()
         times.append(time.perf_counter() - started)
-    computing = statistics.median(times[1:])
-    seconds = max(computing, statistics.median(subject.step_seconds) if subject.step_seconds else 0.0)
+    seconds = statistics.median(times[1:]) + _fetching_seconds(subject.loader)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     evidence = {"step_seconds": seconds, "memory_bytes": memory, "steps": subject.total_steps}
     text = f"{_duration(seconds)} a step, {memory / 1e9:.2g} GB of memory in this process"
@@ -242,6 +241,20 @@ def check_cost(subject: Subject) -> Check:
     if limit and memory > 0.9 * limit:
         return Check("cost", "warning", text, f"the machine has {limit / 1e9:.2g} GB", evidence)
     return Check("cost", "ok", text, evidence=evidence)
+
+
+def _fetching_seconds(loader: Any) -> float:
+    """Return what a batch costs the training process: nothing where workers fetch it meanwhile."""
+    if loader is None or loader.num_workers:
+        return 0.0
+    times = []
+    iterator = iter(loader)
+    for _ in range(_TIMED_STEPS):
+        started = time.perf_counter()
+        if next(iterator, None) is None:
+            break
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) if times else 0.0
 
 
 def _memory_of_machine() -> int:

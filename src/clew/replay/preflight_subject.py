@@ -53,7 +53,6 @@ class Subject:
         loader: Any = None,
         batches: Sequence[Any] = (),
         targets: Sequence[torch.Tensor] = (),
-        step_seconds: Sequence[float] = (),
         total_steps: int | None = None,
         guard: WriteGuard | None = None,
     ) -> None:
@@ -69,7 +68,6 @@ class Subject:
         self.batches = list(batches)
         self.targets = list(targets)
         """Targets of the losses of the first steps, in order."""
-        self.step_seconds = list(step_seconds)
         self.total_steps = total_steps
         self._guard = guard
 
