@@ -27,11 +27,13 @@ def diff(
     names: Mapping[str, str] | str | PathLike[str] | None = None,
     baseline: Iterable[RunChoice] | None = None,
     root: str | PathLike[str] = "runs",
+    rerun: bool = False,
 ) -> Diff:
     """Compare two runs and return the first place where they part, with the class of its cause.
 
     ``names``: a map from sites of ``a`` to sites of ``b``, or the TOML file that holds one. ``baseline``: two runs that
-    should be equal; what differs by no more than they do counts as equal.
+    should be equal; what differs by no more than they do counts as equal. ``rerun``: execute the step in which they part
+    again, by both scripts, and name the first operation that differs.
     """
     from clew.compare.align_map import expand_map, read_map
     from clew.compare.diff import diff_runs
@@ -45,7 +47,12 @@ def diff(
         sides = ([site.name for site in run.sites] for run in (first, second))
         mapped = expand_map(given, *sides, where=where)
     pair = [_open(each, root) for each in baseline] if baseline is not None else None
-    return diff_runs(first, second, names=mapped, baseline=(pair[0], pair[1]) if pair else None)
+    found = diff_runs(first, second, names=mapped, baseline=(pair[0], pair[1]) if pair else None)
+    if not rerun:
+        return found
+    from clew.api.rerun import refine
+
+    return refine(found, first, second)
 
 
 def _open(run: RunChoice, root: Any) -> Run:

@@ -49,7 +49,14 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--backend", default="inductor", help="the compiler's backend (inductor)")
     parser.add_argument(
-        "--isolate", action="store_true", help="give each module the reference's inputs: it is judged alone"
+        "--isolate",
+        action="store_true",
+        help="with --compiled, give each module the reference's inputs: it is judged alone; with runs, as --rerun",
+    )
+    parser.add_argument(
+        "--rerun",
+        action="store_true",
+        help="execute the step in which the runs part again, by both scripts, and name the first operation",
     )
     add_output(parser)
     parser.epilog = "Exit code: 0 the same, 1 different."
@@ -77,7 +84,14 @@ def execute(args: Namespace) -> int:
             where="clew diff",
             next_step="clew diff runs/first runs/second; clew ls lists them",
         )
-    found = diff(args.a, args.b, names=args.map, baseline=args.baseline, root=find_root(args))
+    found = diff(
+        args.a,
+        args.b,
+        names=args.map,
+        baseline=args.baseline,
+        root=find_root(args),
+        rerun=args.rerun or args.isolate,
+    )
     if args.save_map:
         from clew.compare.align_map import format_map
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clew.compare.align import Pair
     from clew.compare.diff_rows import Columns, Rows
     from clew.compare.diff_sides import Sides
+    from clew.compare.operation import OperationDifference
     from clew.query import Run
 
 AMPLIFICATION: Final = 10.0
@@ -60,7 +61,7 @@ class TensorDifference:
 class Diff:
     """What the comparison of two runs found; ``first`` is None when they are the same.
 
-    ``is_identical``: every hash is equal. ``steps`` is how many steps the
+    ``operation``: the first operation that differs, when the step was executed again. ``is_identical``: every hash is equal. ``steps`` is how many steps the
     runs have and how many were compared, ``notes`` what the reader must know to trust the verdict.
     """
 
@@ -74,6 +75,7 @@ class Diff:
     steps: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     alignment: Alignment = field(default=Alignment((), (), ()), repr=False)
+    operation: OperationDifference | None = None
 
     @property
     def renamed(self) -> tuple[Pair, ...]:

@@ -159,6 +159,7 @@ def to_json(diff: Diff) -> dict[str, Any]:
         "only_b": list(diff.only_b),
         "renamed": list(diff.renamed),
         "steps": diff.steps,
+        "operation": diff.operation,
         "notes": list(diff.notes),
     }
 
