@@ -20,10 +20,17 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.[c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## a training goes NaN under clew, which names the line; then the record, and the mended training
-	$(BIN)/clew run examples/demo_nan.py
-	$(BIN)/clew show latest
-	$(BIN)/clew run examples/demo_nan.py --fixed
+# The doctor and the test are meant to find something: their exit codes are no failure of the demo.
+demo: $(STAMP)  ## a training goes NaN: clew names the cause and the line, writes a test; mended, both are fine
+	rm -rf build/demo
+	$(BIN)/clew run --out build/demo --name nan examples/demo_nan.py
+	! $(BIN)/clew doctor build/demo/nan
+	$(BIN)/clew why build/demo/nan
+	$(BIN)/clew repro build/demo/nan -o build/demo/test_nan.py
+	! $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null build/demo/test_nan.py
+	DEMO_FIXED=1 $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null build/demo/test_nan.py
+	$(BIN)/clew run --out build/demo --name mended examples/demo_nan.py --fixed
+	$(BIN)/clew doctor build/demo/mended
 
 test: $(STAMP)  ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -1,16 +1,18 @@
 """A small classifier whose loss turns NaN after a while, from one careless line.
 
 clew run examples/demo_nan.py             # names the operation and the line as soon as it happens
-clew run examples/demo_nan.py --fixed     # the same training with the line mended
+clew repro latest -o test_nan.py          # a test that fails until the line is mended
+clew run examples/demo_nan.py --fixed     # the same training with the line mended (or DEMO_FIXED=1, for the test)
 """
 
+import os
 import sys
 
 import torch
 from torch import nn
 
 EPOCHS = 12
-FIXED = "--fixed" in sys.argv
+FIXED = "--fixed" in sys.argv or "DEMO_FIXED" in os.environ
 
 
 class Classifier(nn.Module):
@@ -23,11 +25,12 @@ class Classifier(nn.Module):
         return self.head(self.body(x))
 
 
-def negative_log_likelihood(scores, labels):
-    if FIXED:
-        return nn.functional.cross_entropy(scores, labels)
-    chance = torch.softmax(scores, dim=1)
-    return -(torch.log(chance) * nn.functional.one_hot(labels, 4)).sum(1).mean()
+class NegativeLogLikelihood(nn.Module):
+    def forward(self, scores, labels):
+        if FIXED:
+            return nn.functional.cross_entropy(scores, labels)
+        chance = torch.softmax(scores, dim=1)
+        return -(torch.log(chance) * nn.functional.one_hot(labels, 4)).sum(1).mean()
 
 
 def make_data(samples=512, features=12):
@@ -40,12 +43,12 @@ def make_data(samples=512, features=12):
 def main():
     torch.manual_seed(0)
     loader = torch.utils.data.DataLoader(make_data(), batch_size=32, shuffle=True)
-    model = Classifier()
+    model, criterion = Classifier(), NegativeLogLikelihood()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.9)
     for epoch in range(EPOCHS):
         for inputs, labels in loader:
             optimizer.zero_grad()
-            loss = negative_log_likelihood(model(inputs), labels)
+            loss = criterion(model(inputs), labels)
             loss.backward()
             optimizer.step()
         print(f"epoch {epoch:2d}  loss {loss.item():.4f}")
