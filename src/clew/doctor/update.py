@@ -65,7 +65,7 @@ def zero_learning_rate(case: Case) -> Iterator[Found]:
     "learning-rate-too-high",
     severity="warning",
     watches="update over weight of every matrix, and the loss, at the start",
-    threshold="median ratio above 0.2 while the loss does not fall, or above 0.02 with the loss three times its first",
+    threshold="median ratio above 0.2 and no lower loss, above 0.1 and 3 times the first loss, above 0.02 and 6 times",
     silent="healthy steps move a matrix by 0.1 % to 12 %; losses that change sign and several games are left out",
     hint="divide the learning rate by 10",
     until=40,
@@ -105,9 +105,8 @@ def learning_rate_too_high(case: Case) -> Iterator[Found]:
     smooth = np.median(np.lib.stride_tricks.sliding_window_view(later, window), axis=1)
     reached, highest = float(smooth[-1]), float(smooth.max())
     too_far = ratio > 0.2 and not reached < 0.7 * first
-    # Data in its natural order has easy and hard stretches: moderate steps must leave the first few losses behind.
-    highest_first = float(later[:3].max())
-    diverged = highest > 3 * first and (ratio > 0.1 or (ratio > 0.02 and highest > 3 * highest_first))
+    # Data in its natural order has easy and hard stretches: moderate steps must leave them far behind.
+    diverged = (ratio > 0.1 and highest > 3 * first) or (ratio > 0.02 and highest > 6 * first)
     if too_far or diverged:
         rate = learning_rate(case)
         yield Found(
