@@ -45,6 +45,7 @@ bench: $(STAMP)  ## what recording costs, against the plain loop
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.compare
 	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.doctor
 
 images: $(STAMP)  ## draw the pictures of the documentation again
 	$(BIN)/python docs/make_images.py
