@@ -209,6 +209,12 @@ def test_samples_on_their_own(inner):
     assert check("samples", mlp(inner=(inner,))).status == "ok"
 
 
+def test_a_model_that_changes_from_call_to_call_is_not_judged():
+    for model in (Through(F.dropout), Counting(is_buffer=False)):
+        for name in ("samples", "batch-size"):
+            assert check(name, model).status == "not checked"
+
+
 def test_what_is_no_batch_is_not_judged():
     assert check("samples", mlp(), (X[:1], Y[:1])).status == "not checked"
 

@@ -47,13 +47,15 @@ class Net(nn.Module):
     def forward(self, x):
         return self.last(F.max_pool2d(F.relu(self.norm(self.conv(x))), 2).flatten(1))
 
-def train(model, loader, optimizer):
+def train(model, loader, optimizer, scaler):
     model.train()
     for data, target in loader:
         optimizer.zero_grad()
-        F.nll_loss(F.log_softmax(model(data), 1), target).backward()
+        scaler.scale(F.nll_loss(F.log_softmax(model(data), 1), target)).backward()
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
 
 def main():
     torch.manual_seed(1)
@@ -61,9 +63,10 @@ def main():
     loader = DataLoader(data, batch_size=16, shuffle=True)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     for _ in range(3):
-        train(model, loader, optimizer)
+        train(model, loader, optimizer, scaler)
         schedule.step()
         torch.save(model.state_dict(), "cnn.pt")
 

@@ -204,7 +204,9 @@ class _Gate:
         check_can_copy()
         assert self._session is not None  # open() made both
         assert self._guard is not None
+        assert self._beginning is not None
         self._guard.mode = "ignore"
+        self._beginning.keep_scalers()
         ways = find_ways(self._session.recorder.flight.known_frames)
         reasons = []
         for way in ways:

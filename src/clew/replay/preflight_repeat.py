@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clew.replay.preflight_subject import Subject
 
 _PATIENCE_SECONDS: Final = 30.0
-_COMPILE_SECONDS: Final = 40.0
+_COMPILE_SECONDS: Final = {"aot_eager": 20.0, "inductor": 30.0}
 _CLOSE: Final = 1e-5
 _COMPILED_CLOSE: Final = 1e-2
 _TIMED_STEPS: Final = 5
@@ -155,13 +155,14 @@ def check_compiled(subject: Subject) -> Check:
 
 def _judge_backend(subject: Subject, backend: str) -> Check:
     name = "compile"
+    patience = _COMPILE_SECONDS[backend]
     folder = tempfile.mkdtemp(prefix="clew-preflight-")
     try:
-        answer = run_forked(lambda: _compare_compiled(subject, folder, backend), seconds=_COMPILE_SECONDS)
+        answer = run_forked(lambda: _compare_compiled(subject, folder, backend), seconds=patience)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if answer.trouble.startswith("no answer"):
-        return Check(name, "not checked", f"compiling took more than {_COMPILE_SECONDS:.0f} s")
+        return Check(name, "not checked", f"compiling took more than {patience:.0f} s")
     if answer.trouble:
         hint = "run it without torch.compile, or see what it does not support"
         return Check(name, "warning", f"it cannot be compiled: {answer.trouble.splitlines()[0][:200]}", hint)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LEAK: Final = 1e-3
 _FEW: Final = 5
+_UNSTEADY: Final = "in evaluation mode the same input gives another output each time"
 
 
 class _Batch(NamedTuple):
@@ -34,6 +35,8 @@ def check_samples(subject: Subject) -> Check:
         return Check(name, "not checked", found)
     _prepare(subject)
     rows = list(range(found.size))
+    if not _is_steady(subject, found):
+        return Check(name, "not checked", _UNSTEADY)
     before = _outputs(subject, found, rows)
     # Either end: what flows along the rows in one direction, as in a recurrent layer, shows at one of them only.
     after_last = _outputs(subject, found, [*rows[:-1], rows[0]])
@@ -61,6 +64,8 @@ def check_batch_size(subject: Subject) -> Check:
     if isinstance(found, str):
         return Check(name, "not checked", found)
     _prepare(subject)
+    if not _is_steady(subject, found):
+        return Check(name, "not checked", _UNSTEADY)
     few = min(_FEW, found.size)
     rows = list(range(few))
     whole = _try(lambda: _outputs(subject, found, rows))
@@ -140,9 +145,23 @@ def _prepare(subject: Subject) -> None:
         model.eval()
 
 
-def _outputs(subject: Subject, batch: _Batch, rows: list[int]) -> list[torch.Tensor]:
-    """Return the outputs for some samples of the batch, with the same random numbers each time."""
-    subject.random()
+def _is_steady(subject: Subject, batch: _Batch) -> bool:
+    """Return whether the same input gives the same output again, with other random numbers, too."""
+    rows = list(range(batch.size))
+    one = _outputs(subject, batch, rows)
+    # The generator has moved on: a model that draws from it in evaluation mode shows.
+    other = _outputs(subject, batch, rows, keep_random=True)
+    return len(one) == len(other) and all(
+        a.shape == b.shape and not _difference(a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _outputs(
+    subject: Subject, batch: _Batch, rows: list[int], *, keep_random: bool = False
+) -> list[torch.Tensor]:
+    """Return the outputs for some samples of the batch, with the same random numbers each time unless kept."""
+    if not keep_random:
+        subject.random()
 
     def take(leaf: torch.Tensor) -> torch.Tensor:
         return leaf[rows] if leaf.dim() and leaf.shape[0] == batch.size else leaf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -96,6 +97,7 @@ class Subject:
         """Execute one step on the same batch with the same random numbers and return what it showed."""
         for parameter in self.parameters:
             parameter.grad = None
+        self.beginning.restart_scalers()
         if not keep_random:
             self.random()
         watch = _StepWatch(self.parameters)
@@ -120,6 +122,7 @@ class Beginning:
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = {}
         self._modes: dict[int, tuple[torch.nn.Module, bool]] = {}
+        self._scalers: list[torch.amp.GradScaler] = []
 
     def keep(self, tensors: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Copy what was not copied before."""
@@ -138,6 +141,16 @@ class Beginning:
         for model in models:
             for module in model.modules():
                 self._modes.setdefault(id(module), (module, module.training))
+
+    def keep_scalers(self) -> None:
+        """Find the GradScalers of the process."""
+        # The class, not isinstance: objects that pretend to be something else must not be woken up.
+        self._scalers = [each for each in gc.get_objects() if issubclass(type(each), torch.amp.GradScaler)]
+
+    def restart_scalers(self) -> None:
+        """Let scalers forget that they have stepped: the training was stopped before it told them to go on."""
+        for scaler in self._scalers:
+            scaler._per_optimizer_states.clear()
 
     def restore(self) -> None:
         """Put everything back."""
