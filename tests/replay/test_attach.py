@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from pty_terminal import Pty
 
 from clew.cli import main
 
@@ -120,6 +121,16 @@ def test_whoever_leaves_lets_it_go_on_and_nonsense_is_not_served(training, monke
             time.sleep(0.1)
     said = talk(training, monkeypatch, capsys, "step\n")
     assert "paused by another terminal" in said.out
+
+
+def test_a_terminal_completes_the_names_over_there(training):
+    terminal = Pty([sys.executable, "-m", "clew", "attach", "run"], training)
+    assert "paused by another terminal" in terminal.wait_for("(clew) ")
+    terminal.type("optimi\t.param_groups[0]['lr']\n")
+    assert "0.1" in terminal.wait_for("(clew) ")
+    terminal.type("\x04")
+    terminal.wait_for("left; the training goes on")
+    assert terminal.close() == 0
 
 
 def test_a_training_that_has_ended_does_not_listen(tmp_path, monkeypatch, capsys):

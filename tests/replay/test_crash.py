@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -125,6 +126,7 @@ def test_a_request_reaches_the_workers_of_a_loader(tmp_path):
         loader = iter(torch.utils.data.DataLoader(Data(), num_workers=2))
         next(loader)
         train(1)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL, "launchers look whether it is taken"
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.5)
         assert innocent.poll() is None, "a process without a handler is left alone"
@@ -175,6 +177,17 @@ def test_a_clean_end_leaves_nothing(tmp_path):
     assert faulthandler.enable is enable
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     assert not (run.path / "rank0" / "crash.txt").exists()
+
+
+def test_a_stop_on_purpose_is_no_hang(tmp_path):
+    told = []
+    watch = CrashWatch(tmp_path, hang_seconds=0.2, tell=told.append)
+    watch.start()
+    with watch.standing_still():
+        time.sleep(0.6)
+    watch.stop()
+    assert not told
+    assert not (tmp_path / "crash.txt").exists()
 
 
 def test_a_folder_that_is_gone_is_no_reason_to_fail(tmp_path):
