@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _SHARE: Final = 0.01
 """Share of the time that snapshots may take, copying and writing together."""
 _SHORTEST: Final = 10
+_BYTES_PER_SECOND: Final = 4_000_000
+"""What snapshots, and likewise batches, may write on average: a disk is not for wearing out."""
 _AHEAD: Final = 2
 """Batches that a framework may have fetched before the step begins that they are for."""
 _MOST_EVENTS: Final = 16
@@ -139,6 +141,7 @@ class SnapshotLens:
         self._ended_at = 0.0
         self._flushed_at = perf_counter()
         self._step_seconds = 0.0
+        self._cost, self._size = 0.0, 0
         self._lock = threading.Lock()
 
     def install(self, patches: Patches) -> None:
@@ -285,7 +288,8 @@ class SnapshotLens:
         """Whether writing every batch stays within the share; otherwise the last ones wait in memory."""
         if self.recorder.flight.has_loader is False or not self._entries:
             return False
-        seconds = _ENTRY_SECONDS + _BYTE_SECONDS * self._entries[-1].size_bytes
+        size = self._entries[-1].size_bytes
+        seconds = max(_ENTRY_SECONDS + _BYTE_SECONDS * size, _SHARE * size / _BYTES_PER_SECOND)
         return seconds < _SHARE * self._step_seconds or self._trouble_at >= 0
 
     def _flush(self) -> None:
@@ -338,9 +342,11 @@ class SnapshotLens:
         if self.every is None or not self.taken:
             size = sum(_size(tensor) for _, tensor in states.name_tensors(self.recorder.registry))
             # Adam keeps two numbers for each weight; what it really costs is known after the first.
-            self._cost = _BASE_SECONDS + 3 * size * _BYTE_SECONDS
-        seconds = self._cost / (_SHARE * max(self._step_seconds, 1e-4))
-        return max(_SHORTEST, int(seconds) + 1)
+            self._size = 3 * size
+            self._cost = _BASE_SECONDS + self._size * _BYTE_SECONDS
+        step_seconds = max(self._step_seconds, 1e-4)
+        steps = max(self._cost / (_SHARE * step_seconds), self._size / (_BYTES_PER_SECOND * step_seconds))
+        return max(_SHORTEST, int(steps) + 1)
 
     def _take(
         self,
@@ -380,7 +386,7 @@ class SnapshotLens:
         self._ended_at = perf_counter()
         copying = self._ended_at - started
         writing = written / (self.taken - 1) if self.taken > 1 else size * _BYTE_SECONDS
-        self._cost = copying + writing
+        self._cost, self._size = copying + writing, size
 
     def _collect(
         self, random: RandomBytes, buffers: dict[int, torch.Tensor]
