@@ -226,7 +226,9 @@ class Recording:
     def _make_status(self) -> Any:
         from clew.render.status import StatusLine
 
-        return StatusLine(sys.stderr, enabled=self.settings.status and self._is_script)
+        # Ranks share a terminal: one of them shows the line.
+        is_wanted = self.settings.status and self._is_script and provenance.read_rank() == 0
+        return StatusLine(sys.stderr, enabled=is_wanted)
 
     def _after_step(self, recorder: Recorder, record: StepRecord) -> None:
         self._progress.take(recorder, record)

@@ -327,7 +327,9 @@ class Recorder:
         """An optimizer has stepped: the step ends here unless another optimizer follows at once."""
         self.closing = True
         self.clock.mark()
+        before = self.clock.switch(CLEW)
         self.flight.mark_end()
+        self.clock.switch(before)
 
     @take_turns
     def end_step(self, *, partial: bool = False) -> None:

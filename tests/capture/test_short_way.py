@@ -1,0 +1,164 @@
+"""The compiled clock, tray and hook against their twins in Python."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import clew
+from clew.capture import clock as clocks
+from clew.capture.clock import CLEW, PHASES, StepClock
+from clew.capture.torch import recorder as recorders
+from clew.stats.rows import KERNEL
+
+needs_kernel = pytest.mark.skipif(KERNEL is None, reason="no kernel was built, or it is switched off")
+
+
+@needs_kernel
+def test_both_clocks_add_up_to_the_time_that_passed():
+    for made in (StepClock(), KERNEL.Clock(len(PHASES), CLEW)):
+        assert made.phase == 0
+        assert made.switch(3) == 0
+        assert made.switch(CLEW) == 3
+        made.charge(1.0)
+        made.mark()
+        made.switch(1)
+        first = made.split()
+        assert len(first) == len(PHASES)
+        assert all(seconds >= 0 for seconds in first)
+        made.charge(2.0)
+        later = made.split()
+        assert later[CLEW] >= 2.0
+        assert later[1] < 0  # what was charged was taken from the phase that was going on
+        made.restart()
+        assert sum(made.split()) < 1.0
+
+
+@needs_kernel
+def test_a_clock_knows_its_phases_only():
+    made = KERNEL.Clock(2, 1)
+    with pytest.raises(IndexError):
+        made.switch(2)
+    with pytest.raises(ValueError, match="phases"):
+        KERNEL.Clock(99, 0)
+
+
+@needs_kernel
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_the_first_bad_tensor_is_found(bad):
+    fine, spoiled = torch.randn(50), torch.randn(7, 3)
+    spoiled[3, 1] = bad
+    assert KERNEL.find_bad([fine, None, fine]) == -1
+    assert KERNEL.find_bad([fine, None, spoiled, spoiled]) == 2
+    assert KERNEL.find_bad([spoiled.t()]) == 0
+    assert KERNEL.find_bad([fine, torch.randn(3).to_sparse()]) == -2
+
+
+def _record(folder, monkeypatch, *, short):
+    torch.manual_seed(3)
+    shared = torch.nn.Linear(6, 6)
+    model = torch.nn.Sequential(shared, torch.nn.ReLU(), torch.nn.Sequential(shared), torch.nn.GLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if not short:
+        monkeypatch.setattr(recorders.Recorder, "_make_tray", lambda _: None)
+        monkeypatch.setattr(recorders, "make_clock", clocks.StepClock)
+    with clew.watch(model, optimizer, out=str(folder), name="run", budget="off") as run:
+        for step in range(4):
+            optimizer.zero_grad()
+            # Two calls in a step, of other shapes, and a tensor that comes in parts.
+            halves = model(torch.randn(4 + step, 6)).chunk(3, dim=1)
+            (halves[1].square().mean() + model(torch.randn(2, 6)).mean()).backward()
+            optimizer.step()
+    return clew.open_run(run.path)
+
+
+@needs_kernel
+def test_the_short_way_leaves_the_same_rows(tmp_path, monkeypatch):
+    short = _record(tmp_path / "short", monkeypatch, short=True)
+    slow = _record(tmp_path / "slow", monkeypatch, short=False)
+    assert short.faults() == slow.faults() == []
+    assert [(s.name, s.shape, s.order) for s in short.sites] == [
+        (s.name, s.shape, s.order) for s in slow.sites
+    ]
+    ours, theirs = short.stats(), slow.stats()
+    assert ours.columns == theirs.columns
+    for column in ours.columns:
+        np.testing.assert_array_equal(ours[column], theirs[column])
+    assert {"output", "grad_output", "param", "grad", "update"} <= set(ours["kind"])
+
+
+class _Owner:
+    """What a tray asks of its recorder."""
+
+    def __init__(self):
+        self.keys, self.copies, self.faults = [], [], []
+        self.asleep, self.due = False, True
+        self.slow, self.described = [], []
+
+    def measure_slowly(self, _tensor, site, tag):
+        self.slow.append((site, tag))
+        return -1
+
+    def describe(self, site, tensor):
+        self.described.append((site, tuple(tensor.shape)))
+
+    def fault_at_gradient(self, error, key):
+        self.faults.append((str(error), key))
+
+
+def _make_hook(owner, keys):
+    lock = threading.RLock()
+    tray = KERNEL.Tray(owner, [None] * 4, lock, KERNEL.Clock(len(PHASES), CLEW))
+    return tray, KERNEL.Hook(tray, keys, 0.0), lock
+
+
+@needs_kernel
+def test_a_hook_sleeps_with_its_owner_and_leaves_what_is_not_memory_to_it():
+    owner = _Owner()
+    _, hook, _ = _make_hook(owner, [1 << 32 | 5])
+    assert hook(None) is None
+    owner.asleep = True
+    hook(torch.randn(3))
+    owner.asleep, owner.due = False, False
+    hook(torch.randn(3))
+    assert owner.slow == []
+    owner.due = True
+    hook(torch.randn(3))  # no room was given to it
+    assert owner.slow == [(1, 5)]
+    assert owner.keys == []
+
+
+@needs_kernel
+def test_a_fault_in_a_hook_is_told_and_an_interrupt_passes():
+    owner = _Owner()
+    _, hook, lock = _make_hook(owner, [7 << 32])
+
+    def fail(*_):
+        raise ValueError("broken")
+
+    owner.measure_slowly = fail
+    assert hook(torch.randn(3)) is None
+    assert owner.faults == [("broken", 7 << 32)]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    owner.measure_slowly = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        hook(torch.randn(3))
+    assert lock.acquire(blocking=False)  # it was given back
+    lock.release()
+
+
+@needs_kernel
+def test_a_tray_and_its_owner_go_together():
+    owner = _Owner()
+    tray, hook, _ = _make_hook(owner, [0])
+    owner.tray, owner.hook = tray, hook
+    gone = weakref.ref(owner)
+    del owner, tray, hook
+    gc.collect()
+    assert gone() is None
