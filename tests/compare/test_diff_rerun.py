@@ -1,4 +1,4 @@
-"""From the step to the operation: both scripts execute the step again, and the first operation that differs is named."""
+"""From the step to the operation: both scripts execute the step again; the first operation that differs is named."""
 
 from __future__ import annotations
 

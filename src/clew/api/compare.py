@@ -32,8 +32,8 @@ def diff(
     """Compare two runs and return the first place where they part, with the class of its cause.
 
     ``names``: a map from sites of ``a`` to sites of ``b``, or the TOML file that holds one. ``baseline``: two runs that
-    should be equal; what differs by no more than they do counts as equal. ``rerun``: execute the step in which they part
-    again, by both scripts, and name the first operation that differs.
+    should be equal; what differs by no more than they do counts as equal. ``rerun``: execute the step in which they
+    part again, by both scripts, and name the first operation that differs.
     """
     from clew.compare.align_map import expand_map, read_map
     from clew.compare.diff import diff_runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ def _ask_referee(a: Run, b: Run, step: int, rank: int, operation: OperationDiffe
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{name}.npz" for name in "ab"]
         for run, path, at in zip((a, b), paths, operation.at, strict=True):
-            execute_again(run, step, around=lambda stage, at=at, path=path: _keep(stage, at, path), rank=rank)
+            execute_again(run, step, around=partial(_keep, at=at, path=path), rank=rank)
         if not all(path.exists() for path in paths):
             return ""
         values = [np.load(path) for path in paths]
@@ -107,7 +108,7 @@ def _ask_referee(a: Run, b: Run, step: int, rank: int, operation: OperationDiffe
         return say_referee(values[0]["value"], values[1]["value"], values[0]["exact"])
 
 
-def _keep(stage: Stage, at: int, path: Path) -> None:
+def _keep(stage: Stage, *, at: int, path: Path) -> None:
     """Write the result of one operation, and that of its float64 execution, into a file."""
     from clew.api.apart import copy_tensors, to_numpy
 

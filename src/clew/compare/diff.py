@@ -61,8 +61,9 @@ class TensorDifference:
 class Diff:
     """What the comparison of two runs found; ``first`` is None when they are the same.
 
-    ``operation``: the first operation that differs, when the step was executed again. ``is_identical``: every hash is equal. ``steps`` is how many steps the
-    runs have and how many were compared, ``notes`` what the reader must know to trust the verdict.
+    ``is_identical``: every hash is equal. ``steps`` is how many steps the runs have and how many were compared,
+    ``notes`` what the reader must know to trust the verdict. ``operation`` is the first operation that differs, when
+    the step was executed again.
     """
 
     is_same: bool
