@@ -163,6 +163,21 @@ def test_overfit_while_the_rate_warms_up():
     assert "warming up" in found.text
 
 
+def test_overfit_while_a_schedule_for_a_short_run_ends():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 4))
+
+    def step():
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+        schedule.step()
+
+    found = clew.preflight(model, (X,), step=step, optimizer=optimizer, only="overfit")["overfit"]
+    assert found.status == "ok"
+
+
 def test_dropout_that_stays_on_in_evaluation():
     found = check("train-eval", Through(lambda h: F.dropout(h, 0.5)))
     assert found.status == "failed"

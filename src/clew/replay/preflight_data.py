@@ -59,7 +59,8 @@ def _find_out_of_range(call: LossCall) -> str:
 
 def _judge_order(name: str, subject: Subject, call: LossCall) -> Check:
     batches = _labels_of_batches(subject, call)
-    flat = [each.flatten() for each in batches if each.numel()]
+    counted = [each[each != call.ignored].flatten() for each in batches]
+    flat = [each for each in counted if each.numel()]
     every = torch.cat(flat) if flat else torch.empty(0)
     kinds = _count_kinds(every)
     evidence = {"classes": call.class_count, "seen": kinds, "labels": every.numel(), "batches": len(flat)}

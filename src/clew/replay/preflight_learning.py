@@ -21,7 +21,9 @@ _FEW_STEPS: Final = 3
 _MOST_STEPS: Final = 60
 _SECONDS: Final = 8.0
 _SETTLING: Final = 160
-_LEAST_FALL: Final = 0.02
+_LEAST_FALL: Final = 0.003
+"""Part of the loss that sixty steps must take off: rates for fine-tuning are small on purpose."""
+_ADAMS_FALL: Final = 0.02
 _FAR_ABOVE: Final = 2.0
 _FAR_FROM_CONSTANT: Final = 10.0
 
@@ -193,7 +195,7 @@ def check_overfit(subject: Subject) -> Check:
         return Check(name, "ok", text, evidence=evidence)
     other_first, other_last, _ = _learn_with_adam(subject)
     evidence |= {"adam_first": other_first, "adam_last": other_last}
-    if not _has_fallen(other_first, other_last):
+    if not _has_fallen(other_first, other_last, least=_ADAMS_FALL):
         hint = "the loss cannot be brought down even with Adam: wrong targets, a cut graph, or a wrong sign"
         return Check(name, "failed", text, hint, evidence)
     if not math.isfinite(last) or last > first + 0.5 * abs(first):
@@ -210,7 +212,11 @@ def _learn(subject: Subject) -> tuple[float, float, int]:
     deadline = time.monotonic() + _SECONDS
     # With the same random numbers each time dropout would leave out the same units: not what is to be learned.
     is_free = _has_fixed_batch(subject)
+    rates = [(group, group["lr"]) for each in subject.optimizers for group in each.param_groups]
     while len(losses) < _MOST_STEPS and (len(losses) < 4 or time.monotonic() < deadline):
+        # A schedule made for a short run would take the rate to 0 meanwhile; one that warms up may rise.
+        for group, rate in rates:
+            group["lr"] = rate if isinstance(rate, torch.Tensor) else max(rate, group["lr"])
         seen = subject.run(keep_random=is_free)
         losses.append(sum(seen.losses) if seen.losses else math.nan)
     few = max(1, min(3, len(losses) // 4))
@@ -240,8 +246,8 @@ def _step_instead(step: Any, args: tuple[Any, ...]) -> Any:
     return step(closure)
 
 
-def _has_fallen(first: float, last: float) -> bool:
-    return last < first - _LEAST_FALL * abs(first)
+def _has_fallen(first: float, last: float, *, least: float = _LEAST_FALL) -> bool:
+    return last < first - least * abs(first)
 
 
 def _rises(subject: Subject, rates: list[float]) -> bool:
