@@ -188,22 +188,28 @@ class Stage:
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not self._depth:
-                self._before_root((args, kwargs))
+            call = original
+            if not self._depth and self._before_root((args, kwargs)):
+                # The step began with this call: it has to pass what was installed a moment ago.
+                call = torch.nn.Module._call_impl
             self._depth += 1
             try:
-                return original(module, *args, **kwargs)
+                return call(module, *args, **kwargs)
             finally:
                 self._depth -= 1
 
         return _call_impl
 
-    def _before_root(self, given: Any) -> None:
+    def _before_root(self, given: Any) -> bool:
+        """Take note of a root call that starts now; return whether the step begins with it."""
         if not self._is_live and self.recorder.step == self.step - 1:
             self.recorder.before_event()
-        if self._is_live or self._is_here():
+        begins = not self._is_live and self._is_here()
+        if self._is_live or begins:
             self.rehearsal.add_batch(given)
+        if begins:
             self._begin()
+        return begins
 
     def _is_here(self) -> bool:
         return self.recorder.step == self.step and not self.recorder.closing
