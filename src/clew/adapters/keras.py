@@ -41,10 +41,14 @@ def import_weights(
 
 
 def _adapter() -> Any:
+    from clew.capture import keras
+
     try:
-        from clew.capture import keras
+        keras.load_keras()
     except ImportError as error:
         raise MissingExtra(
-            "keras is not installed", where="clew.adapters.keras", next_step="pip install 'clew[keras]'"
+            f"keras cannot be imported: {error}",
+            where="clew.adapters.keras",
+            next_step="pip install 'clew[keras]', and name an installed back end in KERAS_BACKEND",
         ) from error
     return keras

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+
+
+def load_keras() -> Any:
+    """Return Keras, imported now: it loads its back end at once, and the user may still want to choose that."""
+    import keras
+
+    return keras
 
 
 class KerasCapture:
@@ -27,7 +33,7 @@ class KerasCapture:
     def start(self) -> None:
         """Begin to see the calls of layers."""
         self._names = {id(layer): path for path, layer in find_layers(self._model)}
-        self._original = original = keras.layers.Layer.__call__
+        self._original = original = load_keras().layers.Layer.__call__
         capture = self
 
         def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it stands for one
@@ -43,12 +49,12 @@ class KerasCapture:
                 capture._see(name, result)
             return result
 
-        keras.layers.Layer.__call__ = __call__
+        load_keras().layers.Layer.__call__ = __call__
 
     def stop(self) -> None:
         """Leave Keras as it was found."""
         if self._original is not None:
-            keras.layers.Layer.__call__ = self._original
+            load_keras().layers.Layer.__call__ = self._original
             self._original = None
 
     def take(self) -> dict[tuple[str, str], NDArray[Any]]:
@@ -72,12 +78,12 @@ class KerasCapture:
         }
 
     def _see_batch(self, args: tuple[Any, ...]) -> None:
-        for index, leaf in enumerate(keras.tree.flatten(list(args))):
+        for index, leaf in enumerate(load_keras().tree.flatten(list(args))):
             if _has_numbers(leaf):
                 self._rows[f"batch.{index}", "batch"] = _as_numpy(leaf)
 
     def _see(self, name: str, result: Any) -> None:
-        leaves = [leaf for leaf in keras.tree.flatten(result) if _has_numbers(leaf)]
+        leaves = [leaf for leaf in load_keras().tree.flatten(result) if _has_numbers(leaf)]
         for index, leaf in enumerate(leaves):
             self._rows[name if len(leaves) == 1 else f"{name}[{index}]", "output"] = _as_numpy(leaf)
 
@@ -86,7 +92,7 @@ def find_layers(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield path and layer of a model, itself first, by the layers' own names."""
     yield path or "(model)", model
     for layer in model._flatten_layers(include_self=False, recursive=False):
-        if not isinstance(layer, keras.layers.InputLayer):
+        if not isinstance(layer, load_keras().layers.InputLayer):
             yield from find_layers(layer, f"{path}.{layer.name}" if path else layer.name)
 
 
@@ -116,13 +122,13 @@ def write_parameters(model: Any, values: dict[str, NDArray[Any]]) -> Any:
 
 def _has_numbers(leaf: Any) -> bool:
     """Whether a leaf is an array with numbers, and no stand-in of a compiler."""
-    if isinstance(leaf, keras.KerasTensor) or not hasattr(leaf, "shape"):
+    if isinstance(leaf, load_keras().KerasTensor) or not hasattr(leaf, "shape"):
         return False
     return "Tracer" not in type(leaf).__name__
 
 
 def _as_numpy(value: Any) -> NDArray[Any]:
-    array = np.asarray(keras.ops.convert_to_numpy(value))
+    array = np.asarray(load_keras().ops.convert_to_numpy(value))
     return array if array.dtype.kind in "biufc" else array.astype(np.float32)
 
 
