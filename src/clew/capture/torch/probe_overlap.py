@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,10 +46,10 @@ class OverlapProbe:
         self.recorder = recorder
         self.events = events
         self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._trained: set[float] = set()
+        self._trained: dict[int, set[float]] = {}
         self._trained_on: set[int] = set()
         self._fed: tuple[int, frozenset[int]] = (0, frozenset())
-        self._roots: dict[int, bool] = {}
+        self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._streams: dict[tuple[Any, ...], _Pass] = {}
         self._passes = 0
         self._last = -_STEPS_APART
@@ -75,20 +76,23 @@ class OverlapProbe:
         if torch.is_grad_enabled():
             if module.training:
                 self._see_training(module, args, kwargs, output)
-        elif self._roots.get(id(module)):
+        elif self._trained.get(id(module)) and self._roots[id(module)]() is module:
             self._see_quiet(module, args, kwargs)
 
     def _see_training(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._close()
         step = self.recorder.step
-        if len(self._trained) >= _MOST_ROWS or (step >= _STEPS and not self.recorder.due):
+        known = self._roots.get(id(module))
+        if known is None or known() is not module:
+            # Another model has seen nothing yet: folds of one data set train one each.
+            self._roots[id(module)], self._trained[id(module)] = weakref.ref(module), set()
+        rows = self._trained[id(module)]
+        if len(rows) >= _MOST_ROWS or (step >= _STEPS and not self.recorder.due):
             return
-        if id(module) not in self._roots:
-            first = next((leaf for _, leaf in walk(output)), None)
-            self._roots[id(module)] = first is not None and first.requires_grad
+        first = next((leaf for _, leaf in walk(output)), None)
         leaf = _find_rows(args, kwargs)
-        if leaf is not None and self._roots[id(module)]:
-            self._trained.update(self._hash(leaf))
+        if leaf is not None and first is not None and first.requires_grad:
+            rows.update(self._hash(leaf))
             dataset, addresses = self._fed
             if leaf.untyped_storage().data_ptr() in addresses:
                 self._trained_on.add(dataset)
@@ -106,7 +110,7 @@ class OverlapProbe:
             stream = self._streams[dataset, lines] = _Pass(find_line(), dataset)
         found = self._hash(leaf)
         stream.rows += len(found)
-        stream.known += sum(value in self._trained for value in found)
+        stream.known += sum(value in self._trained[id(module)] for value in found)
         stream.is_eval = stream.is_eval or not module.training
 
     def _close(self) -> None:
