@@ -12,7 +12,6 @@ from clew.capture.torch.leaves import walk
 from clew.logs import room_log
 from clew.model.schema import KIND_INDEX
 from clew.replay.evidence import Evidence, pack
-from clew.replay.fork import rest_openmp as rest_openmp  # noqa: PLC0414 - others look for it here
 from clew.replay.fork import run_forked
 from clew.replay.in_memory import InMemory
 from clew.replay.reenter import Way, find_ways
