@@ -126,7 +126,7 @@ class Recorder:
         self.hashes = settings.hashes
         self.hists = settings.histograms
         self._bad_steps = 0
-        self._asked_by = 0
+        self._trained_by = 0
         self._is_shared = False
         self._memory_at = 0.0
         self._backlog: list[Draft] = []
@@ -281,14 +281,16 @@ class Recorder:
     def ask(self, probes: list[Callable[..., None]], *what: Any) -> None:
         """Call probes with what happened; one that fails is told of and never called again.
 
-        Probes follow one loop. Where several threads train at once, reading the gradients of one while another's
-        backward writes them would be a race: then nobody is asked any more.
+        Probes follow one loop, in the thread of the first backward pass, wherever its model was made. Where several
+        threads train at once, reading the gradients of one while another's backward writes them would be a race:
+        then nobody is asked any more.
         """
-        thread = threading.get_ident()
-        if thread != self._asked_by:
-            if self._asked_by:
-                self._is_shared = True
-            self._asked_by = self._asked_by or thread
+        thread, is_pass = threading.get_ident(), probes is self.on_pass
+        if is_pass and not self._trained_by:
+            self._trained_by = thread
+        if self._trained_by and thread != self._trained_by:
+            self._is_shared = self._is_shared or is_pass
+            return
         if self._is_shared:
             return
         for probe in probes.copy():
