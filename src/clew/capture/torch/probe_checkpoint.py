@@ -276,11 +276,9 @@ def _strip(state: Mapping[str, Any], name: str) -> torch.Tensor | None:
 
 
 def _find_parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    path, _, last = name.rpartition(".")
-    try:
-        value = getattr(module.get_submodule(path), last, None)
-    except AttributeError:  # replaced since
-        return None
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part, None)  # replaced since, perhaps
     return value if isinstance(value, torch.Tensor) else None
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_functions import replace_function
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Recorder
+
+
+_LOSSES: Final = (
+    (torch._C._nn, ("cross_entropy_loss", "nll_loss_nd", "mse_loss", "l1_loss", "binary_cross_entropy")),
+    (torch, ("binary_cross_entropy_with_logits",)),
+)
+"""What the losses of ``torch.nn.functional`` end in."""
 
 
 class EvaluationProbe:
@@ -23,10 +34,15 @@ class EvaluationProbe:
         self._losses = 0
         self._step = -1
         self._graphs = 0
+        self._has_outputs = False
+        self._was_function = False
 
     def install(self, patches: Patches) -> None:
         """Begin to see root calls."""
         patches.listen(self.recorder.on_root, self._see)
+        for owner, names in _LOSSES:
+            for name in names:
+                replace_function(patches, owner, name, self._make_loss)
         patches.on_undo(self._finish)
         self.recorder.note("probe", {"probe": "evaluation"})
 
@@ -35,12 +51,36 @@ class EvaluationProbe:
             self._finish()
             self._see_compiler()
             return
-        loss = _find_loss(module, output)
+        loss = None if self._was_function else _find_loss(module, output)
+        self._was_function = False
+        self._has_outputs = next(module.parameters(), None) is not None
         if loss is not None:
-            value = loss.detach().double()
-            self._sum = value if self._sum is None else self._sum + value
-            self._losses += 1
-            self._step = self.recorder.step
+            self._add(loss)
+
+    def _add(self, loss: torch.Tensor) -> None:
+        value = loss.detach().double()
+        self._sum = value if self._sum is None else self._sum + value
+        self._losses += 1
+        self._step = self.recorder.step
+
+    def _make_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_compiling = torch.compiler.is_compiling
+        told = [self._see_function]
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not is_compiling() and not torch.is_grad_enabled() and not self.recorder.asleep:
+                self.recorder.ask(told, result)
+            return result
+
+        return function
+
+    def _see_function(self, result: Any) -> None:
+        """Take the loss that a function gave after a model was called without gradients."""
+        if type(result) is torch.Tensor and result.numel() == 1 and self._has_outputs:
+            self._add(result)
+            self._was_function = True
 
     def _finish(self) -> None:
         """Training goes on: the losses since the last step are one evaluation."""

@@ -121,20 +121,30 @@ class FunctionWatch:
         self, patches: Patches, owner: Any, name: str, see: Callable[[Look, tuple[Any, ...], Facts], None]
     ) -> None:
         thread, is_compiling = self._thread, torch.compiler.is_compiling
-        original = getattr(owner, name)
 
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def function(*args: Any, **kwargs: Any) -> Any:
+                if is_compiling():
+                    return original(*args, **kwargs)
+                if thread.look is not None:
+                    see(thread.look, args, kwargs)
                 return original(*args, **kwargs)
-            if thread.look is not None:
-                see(thread.look, args, kwargs)
-            return original(*args, **kwargs)
 
-        was_own = name in vars(owner)
-        setattr(owner, name, function)
-        _register(function, name)
-        patches.on_undo(lambda: _undo(owner, name, function, original if was_own else None))
+            return function
+
+        replace_function(patches, owner, name, make)
+
+
+def replace_function(
+    patches: Patches, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replace one of torch's own functions until the recording ends; scripted models may still call it."""
+    original, was_own = getattr(owner, name), name in vars(owner)
+    function = make(original)
+    setattr(owner, name, function)
+    _register(function, name)
+    patches.on_undo(lambda: _undo(owner, name, function, original if was_own else None))
 
 
 def _register(function: Any, name: str) -> None:
