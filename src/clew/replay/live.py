@@ -327,16 +327,18 @@ class Breaker:
             self._stop(Stop(title, "", "", extra={}, frame=frame), point=point)
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        reason, self._paused = self._paused, ""
+        # In this order: a pause asked for meanwhile finds its listeners gone, or is found here.
         self._drop_listeners()
+        reason, self._paused = self._paused, ""
         if reason:
             call = Call(self._name(module), module, args, kwargs)
             names = _names_of(call, AFTER, output)
             self._stop(Stop(f"after {call.site} (forward)", call.site, FORWARD, extra=names, reason=reason))
 
     def _see_end(self) -> None:
-        reason, self._paused = self._paused, ""
+        # In this order: a pause asked for meanwhile finds its listeners gone, or is found here.
         self._drop_listeners()
+        reason, self._paused = self._paused, ""
         if reason:
             self._stop(Stop(f"step {self.recorder.step} begins", "", "", extra={}, reason=reason))
 
