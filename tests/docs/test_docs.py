@@ -17,6 +17,7 @@ import pytest
 import clew
 from clew.cli import main
 from clew.doctor import rule
+from clew.doctor.catalogue import load_rules
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -86,9 +87,14 @@ def test_the_examples_of_a_page_work(page, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         patch.setattr(sys, "argv", ["example"])
-        # A rule that an example registers must not judge the runs of other tests.
-        patch.setattr(rule, "REGISTRY", dict(rule.REGISTRY))
-        run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+        load_rules()
+        known = dict(rule.REGISTRY)
+        try:
+            run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+        finally:
+            # A rule that an example registers must not judge the runs of other tests.
+            rule.REGISTRY.clear()
+            rule.REGISTRY.update(known)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ from clew.doctor.rule import Found, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from clew.doctor.case import Case
+
+_NOT_HELD: Final = ("memory.process_peak", "memory.kept")
+"""What was held once, and what clew itself holds."""
 
 _PHASES: Final = ("rest", "data", "forward", "eval", "backward", "optimizer")
 
@@ -63,10 +68,12 @@ def input_bound(case: Case) -> Iterator[Found]:
 def memory_grows(case: Case) -> Iterator[Found]:
     """Memory grows with every step."""
     for name, series in case.scalars.items():
-        if not name.startswith("memory.") or name.endswith("_reserved") or name == "memory.process_peak":
+        if not name.startswith("memory.") or name.endswith("_reserved") or name in _NOT_HELD:
             continue
         late = series.steps >= 10
         steps, values = series.steps[late], series.values[late]
+        if name == "memory.process":
+            values = values - _kept_by_clew(case, steps)
         # What a function held is free again when it returns: the climb ends at its highest point.
         top = int(np.argmax(values)) + 1 if len(values) else 0
         if top > 0.8 * len(values):
@@ -86,6 +93,15 @@ def memory_grows(case: Case) -> Iterator[Found]:
                 evidence={"memory": name, "bytes_a_step": round_number(float(slope)), "growth_bytes": growth},
             )
             return
+
+
+def _kept_by_clew(case: Case, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the bytes of the batches that clew holds on to for replays, at each of some steps."""
+    kept = case.scalars.get("memory.kept")
+    if kept is None or not len(kept.steps):
+        return np.zeros(len(steps))
+    at = np.maximum(np.searchsorted(kept.steps, steps, side="right") - 1, 0)
+    return np.asarray(kept.values[at], np.float64)
 
 
 @rule(

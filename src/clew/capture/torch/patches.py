@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
 
 class Patches:
@@ -13,6 +13,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
+        self._listening: list[tuple[list[Any], Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace ``owner.name`` by ``make(original)``."""
@@ -29,12 +30,20 @@ class Patches:
     def listen(self, listeners: list[Any], listener: Any) -> None:
         """Add a listener to a list until the recording ends; one that was removed meanwhile stays removed."""
         listeners.append(listener)
+        self._listening.append((listeners, listener))
         self._undo.append(lambda: listeners.remove(listener) if listener in listeners else None)
+
+    def hush(self, owners: Container[object]) -> None:
+        """Take the listeners of some objects away: they have heard enough."""
+        for listeners, listener in self._listening:
+            if getattr(listener, "__self__", None) in owners and listener in listeners:
+                listeners.remove(listener)
 
     def undo(self) -> None:
         """Put everything back, the newest change first."""
         while self._undo:
             self._undo.pop()()
+        self._listening.clear()
 
 
 def _restore(owner: Any, name: str, original: Any, ours: Any, *, inherited: bool) -> None:

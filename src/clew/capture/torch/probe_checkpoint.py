@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _GLANCE: Final = 8
 _MOST_STATES: Final = 4096
-_EVERY_STEP: Final = 500
+_EVERY_STEP: Final = 100
 """Up to this step the weights of every step are remembered, later those of recorded steps."""
 
 _MOST_NAMES: Final = 4

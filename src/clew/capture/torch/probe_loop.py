@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from clew.capture.torch.probe_again import AgainProbe
 from clew.capture.torch.probe_calls import CallProbe
@@ -22,10 +22,16 @@ from clew.capture.torch.probe_weights import WeightProbe
 from clew.capture.torch.probe_workers import WorkerProbe
 
 if TYPE_CHECKING:
+    import torch
+
     from clew.capture.torch.optimizers import OptimizerLens
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.saved import SavedRegions
+
+
+_LOOP_STEPS: Final = 300
+"""Steps after which the structure of a loop has been seen."""
 
 
 class Lens(Protocol):
@@ -35,24 +41,47 @@ class Lens(Protocol):
         """Begin to look; ``patches`` takes everything back."""
 
 
+class Rest:
+    """Lets the probes of a loop's structure rest once they have seen enough of it: it does not change later."""
+
+    def __init__(self, recorder: Recorder, events: LoopEvents, probes: tuple[Lens, ...]) -> None:
+        self.recorder = recorder
+        self.events = events
+        self._probes = probes
+        self._patches: Patches | None = None
+
+    def install(self, patches: Patches) -> None:
+        """Begin to count."""
+        self._patches = patches
+        patches.listen(self.events.on_stepped, self._see_stepped)
+
+    def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
+        if self.recorder.step >= _LOOP_STEPS and self._patches is not None:
+            self._patches.hush((*self._probes, self))
+
+
 def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, saved: SavedRegions) -> tuple[Lens, ...]:
     """Return the probes of the loop, in the order they are switched on."""
     events = LoopEvents(recorder)
     modes = ModeProbe(recorder, events)
-    return (
-        events,
+    structure: tuple[Lens, ...] = (
         GradientProbe(recorder, events),
-        CoverageProbe(recorder, events, optimizers),
         LossProbe(recorder, saved, optimizers),
-        modes,
         CallProbe(recorder, events, modes),
         DataProbe(recorder, events, saved),
-        OverlapProbe(recorder, events),
         WorkerProbe(recorder, events),
-        ScheduleProbe(recorder, events),
         RepeatProbe(recorder, events),
         PrecisionProbe(recorder, events),
         WeightProbe(recorder, events, optimizers),
+    )
+    return (
+        events,
+        modes,
+        *structure,
+        Rest(recorder, events, structure),
+        CoverageProbe(recorder, events, optimizers),
+        OverlapProbe(recorder, events),
+        ScheduleProbe(recorder, events),
         CheckpointProbe(recorder, events),
         AgainProbe(recorder, events, saved),
         ErrorProbe(recorder),

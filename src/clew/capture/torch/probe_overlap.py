@@ -6,6 +6,7 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from clew.capture.torch.leaves import walk
@@ -13,6 +14,8 @@ from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_events import find_line
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
@@ -21,7 +24,7 @@ _STEPS: Final = 400
 """Steps of which every row is remembered; later those of recorded steps."""
 
 _MOST_ROWS: Final = 100_000
-_NUMBERS: Final = 64
+_NUMBERS: Final = 32
 _FEWEST_NUMBERS: Final = 16
 _STEPS_APART: Final = 4
 _MOST_PASSES: Final = 40
@@ -45,7 +48,8 @@ class OverlapProbe:
     def __init__(self, recorder: Recorder, events: LoopEvents) -> None:
         self.recorder = recorder
         self.events = events
-        self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._waiting: dict[int, list[NDArray[Any]]] = {}
+        self._counts: dict[int, int] = {}
         self._trained: dict[int, set[float]] = {}
         self._trained_on: set[int] = set()
         self._fed: tuple[int, frozenset[int]] = (0, frozenset())
@@ -76,7 +80,7 @@ class OverlapProbe:
         if torch.is_grad_enabled():
             if module.training:
                 self._see_training(module, args, kwargs, output)
-        elif self._trained.get(id(module)) and self._roots[id(module)]() is module:
+        elif self._counts.get(id(module)) and self._roots[id(module)]() is module:
             self._see_quiet(module, args, kwargs)
 
     def _see_training(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -86,13 +90,16 @@ class OverlapProbe:
         if known is None or known() is not module:
             # Another model has seen nothing yet: folds of one data set train one each.
             self._roots[id(module)], self._trained[id(module)] = weakref.ref(module), set()
-        rows = self._trained[id(module)]
-        if len(rows) >= _MOST_ROWS or (step >= _STEPS and not self.recorder.due):
+            self._waiting.pop(id(module), None)
+            self._counts[id(module)] = 0
+        seen = self._counts[id(module)]
+        if seen >= _MOST_ROWS or (step >= _STEPS and not self.recorder.due):
             return
         first = next((leaf for _, leaf in walk(output)), None)
         leaf = _find_rows(args, kwargs)
         if leaf is not None and first is not None and first.requires_grad:
-            rows.update(self._hash(leaf))
+            self._waiting.setdefault(id(module), []).append(_take_numbers(leaf))
+            self._counts[id(module)] = seen + len(leaf)
             dataset, addresses = self._fed
             if leaf.untyped_storage().data_ptr() in addresses:
                 self._trained_on.add(dataset)
@@ -108,9 +115,9 @@ class OverlapProbe:
         stream = self._streams.get((dataset, lines))
         if stream is None:
             stream = self._streams[dataset, lines] = _Pass(find_line(), dataset)
-        found = self._hash(leaf)
+        found, known = _hash(_take_numbers(leaf)), self._known_rows(module)
         stream.rows += len(found)
-        stream.known += sum(value in self._trained[id(module)] for value in found)
+        stream.known += sum(value in known for value in found)
         stream.is_eval = stream.is_eval or not module.training
 
     def _close(self) -> None:
@@ -131,20 +138,31 @@ class OverlapProbe:
             told = {"rows": done.rows, "trained": done.known, "has_loader": bool(done.dataset)}
             self.recorder.note("evaluated-rows", {**told, "source": done.line})
 
-    def _hash(self, leaf: torch.Tensor) -> list[float]:
-        """Return a number for each row that is not constant, the same for equal rows."""
-        with torch.no_grad():
-            rows = leaf.detach().reshape(len(leaf), -1)
-            known = self._weights.get(rows.shape[1])
-            if known is None:
-                generator = torch.Generator().manual_seed(rows.shape[1])
-                places = torch.randperm(rows.shape[1], generator=generator)[:_NUMBERS]
-                weights = torch.rand(len(places), generator=generator, dtype=torch.float64)
-                known = self._weights[rows.shape[1]] = (places.to(rows.device), weights.to(rows.device))
-            some = rows[:, known[0]].double()
-            values = (some @ known[1]).tolist()
-            is_telling = (some != some[:, :1]).any(1).tolist()
-        return [value for value, telling in zip(values, is_telling, strict=True) if telling]
+    def _known_rows(self, module: torch.nn.Module) -> set[float]:
+        """Return the fingerprints of the rows a model was trained on; they are made when somebody asks."""
+        known, waiting = self._trained[id(module)], self._waiting.pop(id(module), [])
+        for numbers in waiting:
+            known.update(_hash(numbers))
+        return known
+
+
+def _take_numbers(leaf: torch.Tensor) -> NDArray[Any]:
+    """Return a few numbers of each row, as a copy: this runs in every step and has to be quick."""
+    rows = leaf.detach().reshape(len(leaf), -1)
+    some = rows[:, :: max(1, rows.shape[1] // _NUMBERS)][:, :_NUMBERS]
+    if some.device.type != "cpu" or some.dtype == torch.bfloat16:
+        some = some.float().cpu()
+    return np.array(some.numpy())
+
+
+def _hash(numbers: NDArray[Any]) -> list[float]:
+    """Return a fingerprint of each row that is not constant, the same for equal rows."""
+    width = numbers.shape[1]
+    weights = np.random.Generator(np.random.PCG64(width)).random(width)
+    # Summed row by row: a product of matrices may round differently from place to place.
+    values = (numbers.astype(np.float64) * weights).sum(1)
+    told: list[float] = values[(numbers != numbers[:, :1]).any(1)].tolist()
+    return told
 
 
 def _find_rows(args: Any, kwargs: Any) -> torch.Tensor | None:

@@ -412,6 +412,8 @@ class Recorder:
         if now - self._memory_at > _MEMORY_SECONDS:
             self._memory_at = now
             self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
+            if self.flight.snapshots is not None:
+                self.scalars.append(Scalar("memory.kept", float(self.flight.snapshots.kept_bytes)))
 
     def _choose_layout(self) -> Layout:
         if not self.keys:

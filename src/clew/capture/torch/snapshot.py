@@ -39,8 +39,8 @@ _AHEAD: Final = 2
 """Batches that a framework may have fetched before the step begins that they are for."""
 _MOST_EVENTS: Final = 16
 _FLUSH_SECONDS: Final = 2.0
-_FLUSH_BYTES: Final = 16_000_000
-_RING_BYTES: Final = 64_000_000
+_FLUSH_BYTES: Final = 8_000_000
+_RING_BYTES: Final = 24_000_000
 _STEPS_AFTER_TROUBLE: Final = 3
 _BYTE_SECONDS: Final = 2.5e-9
 _BASE_SECONDS: Final = 3e-3
@@ -143,6 +143,11 @@ class SnapshotLens:
         self._step_seconds = 0.0
         self._cost, self._size = 0.0, 0
         self._lock = threading.Lock()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the batches that are held in memory, which the training would have given back."""
+        return self._pending_bytes
 
     def install(self, patches: Patches) -> None:
         """Begin to see loaders, schedulers and scalers."""
