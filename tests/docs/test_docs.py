@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# file: (\S+)\n")
 EXIT = re.compile(r"\s+# exit (\d+)\s*$")
-ALONE = ("run",)
+ALONE = ("run", "preflight")
 """Commands that need a process of their own: the script becomes ``__main__``."""
 
 

@@ -42,10 +42,11 @@ class Pty:
         )
         os.close(other)
         self.shown = ""
+        self._read = 0
 
     def wait_for(self, text, *, seconds=60.0):
         """Read until a text appears after what was read before, and return what came with it."""
-        start, until = len(self.shown), time.monotonic() + seconds
+        start, until = self._read, time.monotonic() + seconds
         while text not in self.shown[start:]:
             ready, _, _ = select.select([self._main], [], [], max(until - time.monotonic(), 0))
             assert ready, f"{text!r} did not appear:\n{self.shown}"
@@ -55,7 +56,9 @@ class Pty:
                 piece = b""
             assert piece, f"it ended before {text!r} appeared:\n{self.shown}"
             self.shown += ESCAPES.sub("", piece.decode())
-        return self.shown[start:]
+        # A piece may hold more than the text: what follows belongs to the next call.
+        self._read = self.shown.index(text, start) + len(text)
+        return self.shown[start : self._read]
 
     def type(self, text):
         os.write(self._main, text.encode())

@@ -109,10 +109,12 @@ def record(script, folder, *options):
 @pytest.mark.parametrize("name", LOOPS)
 def test_kept_steps_are_identical(name, tmp_path):
     run = record(LOOPS[name], tmp_path, "--snapshots", "every:4")
-    for step, start in ((6, 4), (9, 8)):
+    for step in (6, 9):
         again = execute_again(run, step, around=lambda stage: lambda: len(stage.rehearsal.lens.events))
-        assert (again.exactness, again.way, again.from_step) == ("identical", "snapshot", start), again
-        assert again.compared["losses"] >= step - start
+        # A snapshot is left out where the one before is still being written: a busy disk must not stop a training.
+        assert (again.exactness, again.way) == ("identical", "snapshot"), again
+        assert again.from_step in (4, 8)
+        assert again.compared["losses"] >= step - again.from_step
         assert again.compared["hashes"] > 0
         assert again.result > 5
         assert again.reasons == []
@@ -141,7 +143,8 @@ def test_a_script_that_never_repeats_itself_is_told_apart_and_its_calls_are_repe
     again = execute_again(run, 6)
     assert again.exactness == "diverged"
     assert again.diverged_at.startswith("batch.0 (batch) in step ")
-    calls = execute_again(run, 8)
+    newest = max((run.path / "rank0" / "snapshots").glob("step-*"))
+    calls = execute_again(run, int(newest.name.removeprefix("step-")))
     assert (calls.exactness, calls.way) == ("identical", "calls")
     given_up = [reason.partition(":")[0] for reason in calls.reasons]
     assert given_up == ["from the snapshot", "from the snapshot", "from the start"]

@@ -233,7 +233,7 @@ recorder.Recorder.{method} = broken
 @pytest.mark.parametrize(
     "method",
     [
-        "measure",
+        "measure_keyed",
         "measure_many",
         "measure_updates",
         "add_loss",
