@@ -81,7 +81,9 @@ def _torch_state():
 
 
 def _threads():
-    return {thread for thread in threading.enumerate() if thread.is_alive()}
+    # The compiler's progress bars start a monitor that lives as long as the process.
+    alive = [thread for thread in threading.enumerate() if thread.is_alive()]
+    return {thread for thread in alive if type(thread).__module__ != "tqdm._monitor"}
 
 
 def _wait_for_threads(before, seconds=2.0):
