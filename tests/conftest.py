@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,6 +17,14 @@ ROOT = Path(__file__).parent.parent
 # Workers of xdist are told the width of the terminal; what clew prints must not depend on where it is tested.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
+
+
+# A shell lets its background jobs ignore Ctrl-C, and the programs that tests start would inherit that.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):

@@ -41,7 +41,7 @@ def test_the_script_speaks_on_stdout_and_clew_on_stderr(recorded):
     assert re.fullmatch(r"clew: 320 steps, last loss NaN, cost of clew \S+ %", last[1])
     assert re.fullmatch(r"clew: worst site: .+ \((NaN|Inf) in \w+ at step \d+\)", last[2])
     assert re.search(r"N0\d", last[4])
-    assert last[-1] == "clew: next: clew doctor demo"
+    assert last[-1] == "clew: next: clew doctor records/demo"
 
 
 def test_the_record_names_where_it_went_wrong(recorded):

@@ -35,3 +35,8 @@ def test_a_run_without_a_step_says_where_to_start_clew():
     text = format_summary(Path("runs/a"), steps=0)
     assert "clew: no model was called in this process" in text
     assert "torchrun … -m clew run train.py" in text
+
+
+def test_what_to_type_next_leads_to_a_run_in_any_folder():
+    assert format_summary(Path("runs/a"), steps=1).endswith("clew: next: clew show a\n")
+    assert format_summary(Path("build/demo/a"), steps=1).endswith("clew: next: clew show build/demo/a\n")

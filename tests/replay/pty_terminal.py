@@ -67,3 +67,9 @@ class Pty:
         code = self.process.wait(timeout=60)
         os.close(self._main)
         return code
+
+    def __del__(self):
+        # A test that failed half-way must not leave its program to the next test.
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

@@ -42,6 +42,7 @@ optimizer.step(); optimizer.zero_grad(); model.eval()
 random.random(); np.random.randn()
 mine = 3
 """
+CLEW_RUN = ["-m", "clew", "run", "--no-status", "--name", "run"]
 LINE = next(number for number, line in enumerate(TRAIN.splitlines(), 1) if "# BACKWARD" in line)
 
 
@@ -157,19 +158,7 @@ def test_a_condition_that_fails_stops_once_and_is_taken_away(run):
 def test_quit_ends_the_training(zygote, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "commands").write_text("back\nquit\n")
-    words = [
-        "-m",
-        "clew",
-        "run",
-        "--no-status",
-        "--name",
-        "run",
-        "--break",
-        "step:1",
-        "--commands",
-        "commands",
-        "train.py",
-    ]
+    words = [*CLEW_RUN, "--break", "step:1", "--commands", "commands", "train.py"]
     [done] = zygote.run(Job(tmp_path, words, {}))
     assert done.code == 1
     assert "END" not in done.stdout
@@ -181,18 +170,7 @@ def test_a_post_mortem_shows_the_frames_with_values(zygote, tmp_path):
     broken = TRAIN.replace("    loss.backward()", "    loss.backward() if i < 2 else (x @ torch.ones(3, 4))")
     (tmp_path / "train.py").write_text(broken)
     (tmp_path / "commands").write_text("where\nx.shape\nerror\nstep\nbreak a:forward\nquit\n")
-    words = [
-        "-m",
-        "clew",
-        "run",
-        "--no-status",
-        "--name",
-        "run",
-        "--pdb",
-        "--commands",
-        "commands",
-        "train.py",
-    ]
+    words = [*CLEW_RUN, "--pdb", "--commands", "commands", "train.py"]
     [done] = zygote.run(Job(tmp_path, words, {}))
     assert done.code == 1
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 3x4)" in done.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clew.cli.diff import add_output, check_output, print_diff
+from clew.cli.script_words import split_at_script
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from clew.cli.parser import Parser
 
-_VALUED: Final = ("--limit", "--html", "--keep")
+_SWITCHES: Final = ("--json", "-h", "--help")
+"""Options without a value; every other one takes the next word."""
 
 
 def configure(parser: Parser) -> None:
@@ -30,16 +32,8 @@ def configure(parser: Parser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return clew's own words, and the rest: the script with its arguments, or ``-m`` with the module's."""
-    position = 0
-    while position < len(words):
-        word = words[position]
-        if word == "--":
-            return list(words[:position]), list(words[position + 1 :])
-        if not word.startswith("-") or word == "-m":
-            break
-        position += 2 if word in _VALUED else 1
-    return list(words[:position]), list(words[position:])
+    """Return clew's own words, and those of the script."""
+    return split_at_script(words, switches=_SWITCHES)
 
 
 def execute(args: Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from clew.cli.script_words import split_at_script
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,16 +34,8 @@ def configure(parser: Parser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return clew's own words, and the rest: the script with its arguments, or ``-m`` with the module's."""
-    position = 0
-    while position < len(words):
-        word = words[position]
-        if word == "--":
-            return list(words[:position]), list(words[position + 1 :])
-        if not word.startswith("-") or word == "-m":
-            return list(words[:position]), list(words[position:])
-        position += 1 if word in _SWITCHES or "=" in word else 2
-    return list(words), []
+    """Return clew's own words, and those of the script."""
+    return split_at_script(words, switches=_SWITCHES)
 
 
 def execute(args: Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from clew.cli.script_words import split_at_script
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,19 +83,8 @@ def _add_stops(parser: Parser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return clew's own words, and the rest: the script with its arguments, or ``-m`` with the module's."""
-    position = 0
-    while position < len(words):
-        word = words[position]
-        if word == "--":
-            return list(words[:position]), list(words[position + 1 :])
-        if word.startswith("-m") and not word.startswith("--"):
-            module = [word[2:]] if len(word) > 2 else []
-            return list(words[:position]), ["-m", *module, *words[position + 1 :]]
-        if not word.startswith("-") or word == "-":
-            return list(words[:position]), list(words[position:])
-        position += 1 if word in _SWITCHES or "=" in word else 2
-    return list(words), []
+    """Return clew's own words, and those of the script."""
+    return split_at_script(words, switches=_SWITCHES)
 
 
 def execute(args: Namespace) -> int:

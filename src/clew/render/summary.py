@@ -48,7 +48,9 @@ def format_summary(
     lines += remarks
     lines += findings
     lines += [f"{_count(faults, 'fault')} inside clew itself; training was not touched"] if faults else []
-    lines.append(f"next: clew {'doctor' if findings else 'show'} {path.name}")
+    # A name is looked up in the folder of the runs; elsewhere only the path leads there.
+    known_as = path.name if str(path.parent) == "runs" else path
+    lines.append(f"next: clew {'doctor' if findings else 'show'} {known_as}")
     return "".join(f"clew: {line}\n" for line in lines)
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.trace_restore import unchanged
-from clew.replay.lens import tensors_in
+from clew.replay.lens import replace_tensors, tensors_in
 from clew.replay.plain import Unfit, Writer, file_of
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class _OperationTrial:
             copy = next(copies)
             return copy[rows] if rows is not None and copy.dim() else copy.clone()
 
-        return _replace(self._birth.given, cut)
+        return replace_tensors(self._birth.given, cut)
 
 
 class _Trial:
@@ -241,7 +241,7 @@ class _Trial:
             kept = tensor.detach()[rows] if is_batch else tensor.detach().clone()
             return kept.requires_grad_(tensor.requires_grad)
 
-        return _replace(value, cut)
+        return replace_tensors(value, cut)
 
 
 def run_call(
@@ -294,14 +294,3 @@ def pack(data: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
     """Return data and tensors as one safetensors file."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     return save(plain, metadata={"clew": json.dumps(data, default=str)})
-
-
-def _replace(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a nest of containers with every tensor changed, in the order of ``tensors_in``."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(_replace(part, change) for part in value)
-    if isinstance(value, dict):
-        return {key: _replace(part, change) for key, part in value.items()}
-    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import json
 import os
 import select
@@ -12,6 +11,8 @@ import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clew.capture.process_copy import fall_silent, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,19 +51,12 @@ def run_forked(action: Callable[[], Any], *, seconds: float) -> Answer:
 def _serve(action: Callable[[], Any], writing: int) -> None:
     """Live in the copy: silent, without signal handlers of the script, and gone at the end whatever happens."""
     try:
-        silence = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(silence, descriptor)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # A crash here is none of the training: its stacks would end up in the run.
-        faulthandler.disable()
+        fall_silent()
         try:
             answer = {"value": action()}
         except BaseException as error:  # noqa: BLE001 - told to the parent, which goes on
             answer = {"trouble": f"{type(error).__name__}: {error}"}
-        data = json.dumps(answer, default=str).encode()
-        while data:
-            data = data[os.write(writing, data) :]
+        write_all(writing, json.dumps(answer, default=str).encode())
     finally:
         os._exit(0)
 

@@ -299,6 +299,17 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(tuple(value.values()))
 
 
+def replace_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return a nest of containers with every tensor changed, in the order of ``tensors_in``."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(replace_tensors(part, change) for part in value)
+    if isinstance(value, dict):
+        return {key: replace_tensors(part, change) for key, part in value.items()}
+    return value
+
+
 def find_elements(
     output: torch.Tensor, inputs: list[torch.Tensor], *, most: int = _MOST_ELEMENTS
 ) -> list[Element]:

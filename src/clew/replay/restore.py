@@ -7,17 +7,16 @@ step, so there the weights, optimizers, schedulers and random generators are exc
 from __future__ import annotations
 
 import copy
-import weakref
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from safetensors.torch import load_file
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import dataloader
 
 from clew.capture.torch import snapshot_state as states
+from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.randomness import RandomBytes
 
@@ -51,8 +50,7 @@ class Jump:
         """Root calls of the last step, with their recorded arguments."""
         self._load_given(batches, last)
         self._seen: deque[Any] = deque(maxlen=_AHEAD)
-        self._schedulers: list[weakref.ref[Any]] = []
-        self._scalers: list[weakref.ref[Any]] = []
+        self._companions = Companions()
 
     def _load_given(self, batches: list[StoredBatches], last: int) -> None:
         for file in batches:
@@ -78,8 +76,7 @@ class Jump:
     def install(self, patches: Patches) -> None:
         """Stand between the loaders and the session, and learn of schedulers and scalers."""
         patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next)
-        patches.replace(LRScheduler, "__init__", self._make_scheduler)
-        patches.replace(torch.amp.GradScaler, "step", self._make_scaler_step)
+        self._companions.install(patches)
 
     def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
@@ -113,21 +110,6 @@ class Jump:
         if "random" in given:
             unpack_random(given["random"], tensors).restore()
 
-    def _make_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(scheduler, *args, **kwargs)
-            self._schedulers.append(weakref.ref(scheduler))
-
-        return __init__
-
-    def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if all(known() is not scaler for known in self._scalers):
-                self._scalers.append(weakref.ref(scaler))
-            return original(scaler, *args, **kwargs)
-
-        return step
-
     # ---------------------------------------------------------------- the state
 
     def fits(self, session: TorchSession) -> bool:
@@ -143,10 +125,12 @@ class Jump:
         self._restore_weights(session)
         self._restore_optimizers(session)
         for scheduler, numbers in self._pairs(
-            "scheduler", self._schedulers, self.state.get("schedulers", [])
+            "scheduler", self._companions.schedulers, self.state.get("schedulers", [])
         ):
             vars(scheduler).update(numbers)
-        for scaler, state in self._pairs("GradScaler", self._scalers, self.state.get("scalers", [])):
+        for scaler, state in self._pairs(
+            "GradScaler", self._companions.scalers, self.state.get("scalers", [])
+        ):
             if state:
                 scaler.load_state_dict(state)
         self._restore_ahead()
@@ -176,7 +160,7 @@ class Jump:
 
     def _restore_optimizers(self, session: TorchSession) -> None:
         tensors = self._load("optimizer")
-        used = [weakref.ref(optimizer) for optimizer, _ in session.optimizers.list_used()]
+        used = [optimizer for optimizer, _ in session.optimizers.list_used()]
         for optimizer, saved in self._pairs("optimizer", used, self.state.get("optimizers", [])):
             for group, numbers in zip(optimizer.param_groups, saved["groups"], strict=False):
                 group.update({key: unpack(value, tensors, group.get(key)) for key, value in numbers.items()})
@@ -188,8 +172,7 @@ class Jump:
                 elif old is not None:
                     del optimizer.state[parameter]
 
-    def _pairs(self, what: str, references: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
-        living = [thing for thing in (reference() for reference in references) if thing is not None]
+    def _pairs(self, what: str, living: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
         if len(living) != len(saved):
             self.notes.append(
                 f"the recording had {len(saved)} of {what}, the script has {len(living)} by now"

@@ -17,7 +17,7 @@ from clew.capture.clock import CLEW
 from clew.capture.torch.patches import Patches
 from clew.replay.frames import Line, is_user_file
 from clew.replay.kept import DEFAULT_BYTES, Held, Vault
-from clew.replay.lens import tensors_in
+from clew.replay.lens import replace_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,7 +213,7 @@ class TimelineLens:
                 depth=len(self._stack),
                 inputs=inputs,
                 outputs=outputs,
-                given=_replace(given, lambda _: next(held)),
+                given=replace_tensors(given, lambda _: next(held)),
                 frames=frames,
                 is_born=bool(event.elements) and not event.meant,
             )
@@ -287,13 +287,3 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             found += tensors_in(value)
     return found
-
-
-def _replace(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(_replace(part, change) for part in value)
-    if isinstance(value, dict):
-        return {key: _replace(part, change) for key, part in value.items()}
-    return value

@@ -215,6 +215,12 @@ class SnapshotWriter:
             self._thread = threading.Thread(target=self._work, name="clew-snapshot", daemon=True)
             self._thread.start()
 
+    def wait(self) -> None:
+        """Return when all that was submitted is written."""
+        if os.getpid() == self._pid and self._thread is not None:
+            with self._gate:
+                self._gate.wait_for(lambda: not self.is_busy)
+
     def close(self) -> None:
         """Write what is waiting and end the thread."""
         if os.getpid() != self._pid:
@@ -241,4 +247,6 @@ class SnapshotWriter:
                 self.stopped = f"no more snapshots: {type(error).__name__}: {error}"
                 self._tell(f"clew: {self.stopped}")
             self.cpu_seconds += time.thread_time() - before
-            self._is_busy = False
+            with self._gate:
+                self._is_busy = False
+                self._gate.notify_all()

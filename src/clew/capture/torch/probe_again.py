@@ -7,7 +7,6 @@ buffers or run the user's side effects, so it happens once, in a forked copy tha
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import select
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
+from clew.capture.process_copy import fall_silent, write_all
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_change import Given, find_leak, find_mixing, is_next_token
 from clew.capture.torch.saved import walk_nodes
@@ -200,16 +200,10 @@ def _can_fork() -> bool:
 def _live(models: list[tuple[str, bool, torch.nn.Module, Given]], writing: int) -> NoReturn:
     """Answer in the copy, silent, and be gone whatever happens."""
     try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(nowhere, descriptor)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        faulthandler.disable()
+        fall_silent()
         torch.set_num_threads(1)  # the threads of the pool are not here
         answers = [_try(name, is_causal, module, given) for name, is_causal, module, given in models]
-        rest = json.dumps(answers).encode()
-        while rest:
-            rest = rest[os.write(writing, rest) :]
+        write_all(writing, json.dumps(answers).encode())
     finally:
         os._exit(0)
 

@@ -7,18 +7,17 @@ kept by reference until they are written; one that the training changes in place
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import dataloader
 
 from clew.capture.clock import CLEW
 from clew.capture.torch import snapshot_state as states
+from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.randomness import RandomBytes, RandomStates
 
@@ -69,6 +68,9 @@ class Writer(Protocol):
 
     def submit(self, job: Callable[[Any], None]) -> None:
         """Have a job done."""
+
+    def wait(self) -> None:
+        """Return when everything is written."""
 
     def close(self) -> None:
         """Write what is waiting and end."""
@@ -122,8 +124,7 @@ class SnapshotLens:
         self._fixed = int(number) if word == "every" else None
         self._limit = settings.snapshot_bytes
         self._keep_batches = settings.keep_batches if settings.data else 0
-        self._schedulers: list[weakref.ref[Any]] = []
-        self._scalers: list[weakref.ref[Any]] = []
+        self._companions = Companions()
         self._random = RandomStates()
         self._staging: dict[str, torch.Tensor] = {}
         self._given: list[Given] = []
@@ -152,8 +153,7 @@ class SnapshotLens:
     def install(self, patches: Patches) -> None:
         """Begin to see loaders, schedulers and scalers."""
         patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next)
-        patches.replace(LRScheduler, "__init__", self._make_scheduler)
-        patches.replace(torch.amp.GradScaler, "step", self._make_scaler_step)
+        self._companions.install(patches)
         patches.listen(self.recorder.on_trouble, self._note_trouble)
         self.recorder.flight.snapshots = self
 
@@ -334,7 +334,9 @@ class SnapshotLens:
             return True
         if step == self._next and self._ends > 1:
             return True  # a second optimizer has stepped: the state of a moment ago was not the last
-        if self._is_frozen(step) or self.writer.is_busy:
+        if self._is_frozen(step):
+            return False
+        if self._fixed is None and self.writer.is_busy:
             return False
         self.every = self._fixed or self._choose_period()
         return step - self._last >= self.every
@@ -369,7 +371,9 @@ class SnapshotLens:
                 f"none were taken: one holds {size:,} bytes, and snapshots may take {self._limit:,} in all"
             )
             return
-        if self.writer.is_busy:
+        if self._fixed is not None:
+            self.writer.wait()  # who asks for every so many steps gets each of them, on a slow disk too
+        elif self.writer.is_busy:
             self._staging = {}  # the thread still reads from what is there
         files = {name: self._stage(name, tensors) for name, tensors in sources.items()}
         state.update(
@@ -403,8 +407,8 @@ class SnapshotLens:
         state: dict[str, Any] = {
             "optimizers": [states.pack_optimizer(each, str(i), moments) for i, (each, _) in enumerate(used)],
             "stepped": [index for index, (_, serial) in enumerate(used) if serial == self.recorder.serial],
-            "schedulers": [states.describe_numbers(each) for each in _living(self._schedulers)],
-            "scalers": [each.state_dict() for each in _living(self._scalers)],
+            "schedulers": [states.describe_numbers(each) for each in self._companions.schedulers],
+            "scalers": [each.state_dict() for each in self._companions.scalers],
             "modules": states.describe_modules(self.recorder.registry),
             "has_loader": self.recorder.flight.has_loader,
         }
@@ -435,21 +439,6 @@ class SnapshotLens:
         return staged
 
     # ---------------------------------------------------------------- who else has state
-
-    def _make_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(scheduler, *args, **kwargs)
-            self._schedulers.append(weakref.ref(scheduler))
-
-        return __init__
-
-    def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if all(known() is not scaler for known in self._scalers):
-                self._scalers.append(weakref.ref(scaler))
-            return original(scaler, *args, **kwargs)
-
-        return step
 
     def _note_trouble(self, kind: str, _name: str) -> None:
         """Something is bad for the first time. Before the optimizer's turn the state the step began with is there."""
@@ -491,10 +480,6 @@ def copy_tensors(value: Any) -> Any:
     if type(value) is dict:
         return {key: copy_tensors(part) for key, part in value.items()}
     return value
-
-
-def _living(references: list[weakref.ref[Any]]) -> list[Any]:
-    return [thing for thing in (reference() for reference in references) if thing is not None]
 
 
 def _version(tensor: torch.Tensor) -> int:
