@@ -37,6 +37,12 @@ def make_model():
 def make_with_inputs():
     return Net(), torch.zeros(2, 3, dtype=torch.long)
 
+def make_batch():
+    return {"ids": torch.zeros(2, 3, dtype=torch.long), "scale": 2.0}
+
+def make_ids():
+    return torch.zeros(2, 3, dtype=torch.long)
+
 def needs_width(width):
     return Net()
 
@@ -202,3 +208,11 @@ def test_made_inputs_are_of_the_kind_asked_for_and_repeat():
     assert make_input(parse_input("bool:9")).dtype == torch.bool
     assert make_input(parse_input("complex64:2")).is_complex()
     assert torch.equal(make_input(parse_input("4,3")), make_input(parse_input("4,3")))
+
+
+@pytest.mark.parametrize("batch", ["make_batch", "make_ids"])
+def test_a_batch_may_be_named_behind_the_model(script, batch, capsys):
+    assert main(["pprint", f"{script}:make_model,{batch}", "--to", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["name"] == "embed"
+    assert main(["pprint", f"{script}:make_model,make_bat"]) == 2
+    assert "did you mean 'make_batch'" in capsys.readouterr().err

@@ -42,7 +42,8 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="script.py:make_model, package.module:Class, or an exported program (.pt2)",
+        help="script.py:make_model, script.py:make_model,make_batch, package.module:Class, "
+        "or an exported program (.pt2)",
     )
     parser.add_argument(
         "--input",
@@ -70,14 +71,25 @@ def load_model(args: Namespace) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
                 next_step="if you know where it comes from: --trust",
             )
         return load_exported(args.model), (), {}
-    made = _call_factory(_find_factory(args.model), args.model)
-    model, *inputs = made if isinstance(made, tuple) else (made,)
+    model, inputs, named = _make_with_inputs(args.model)
     if args.eval and hasattr(model, "eval"):
         model.eval()
     specs = [parse_input(text) for text in args.input]
     positional = [make_input(spec) for spec in specs if not spec.name]
-    named = {spec.name: make_input(spec) for spec in specs if spec.name}
+    named |= {spec.name: make_input(spec) for spec in specs if spec.name}
     return model, (*inputs, *positional), named
+
+
+def _make_with_inputs(text: str) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Return a model with the inputs that its factory, or the factory of a batch behind the comma, gives."""
+    if "," in text:
+        model, batch = load_pair(text)
+        if isinstance(batch, dict):
+            return model, [], dict(batch)
+        return model, list(batch) if isinstance(batch, (tuple, list)) else [batch], {}
+    made = _call_factory(_find_factory(text), text)
+    model, *inputs = made if isinstance(made, tuple) else (made,)
+    return model, inputs, {}
 
 
 def load_pair(text: str) -> tuple[Any, Any]:
