@@ -87,6 +87,6 @@ def test_fewer_steps_than_planned(tmp_path):
 
 def test_without_a_plan_nothing_is_said(judge):
     judged = judge(lambda: fit(nn.Linear(8, 3), steps=5))
-    assert {"P04": "no 'expected_steps' was recorded"}.items() <= {
+    assert {"P04": "how many steps were planned is not known"}.items() <= {
         each.id: each.why for each in judged.diagnosis.not_checked
     }.items()

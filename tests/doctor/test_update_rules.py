@@ -109,6 +109,40 @@ def test_too_high(judge, spelling):
     assert judge(lambda: HIGH[spelling](False)).ids == []
 
 
+@pytest.mark.parametrize("factor", [60, 1.5])
+def test_too_high_from_some_step_on(judge, factor):
+    def train():
+        model, (x, _) = mlp(classes=1), blobs()
+        optimizer = SGD(model.parameters(), lr=0.01)
+
+        def raise_rate(step):
+            optimizer.param_groups[0]["lr"] = 0.01 * (factor if step >= 45 else 1)
+
+        fit(model, (x, x[:, :1]), loss=F.mse_loss, optimizer=optimizer, steps=60, after=raise_rate)
+
+    judged = judge(train)
+    assert judged.ids == (["O08"] if factor > 3 else []), judged
+    if judged.ids:
+        assert judged["O08"].step == 46
+        assert "lr rises from 0.01 to 0.6 at step 46" in judged["O08"].hint
+
+
+def test_weights_that_start_at_zero_have_no_size_to_compare_with(judge):
+    def train():
+        here, there = nn.Embedding(100, 8), nn.Embedding(100, 8)
+        nn.init.uniform_(here.weight, -0.03, 0.03)
+        nn.init.zeros_(there.weight)
+        optimizer = torch.optim.Adagrad([*here.parameters(), *there.parameters()], lr=0.05)
+        for _ in range(30):
+            given, near = torch.randint(0, 100, (2, 64))
+            loss = F.softplus(-(here(given) * there(near)).sum(1)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert judge(train).ids == []
+
+
 LOW = {
     "SGD": lambda lr: fit(mlp(), lr=lr),
     "Adam": lambda lr: with_adam(conv_net(), pictures(), lr=lr / 100),

@@ -140,7 +140,8 @@ def find_missing(case: Case, need: str) -> str:
     word, _, what = need.partition(":")
     if _PRESENT[word](case, what):
         return ""
-    return _MISSING[word].format(what=what, have=case.steps, ranks=len(case.peers) or 1)
+    sentence = _UNUSED.get(need, _MISSING[word])
+    return sentence.format(what=what, have=case.steps, ranks=len(case.peers) or 1)
 
 
 _PRESENT: Final[dict[str, Callable[[Case, str], bool]]] = {
@@ -154,6 +155,19 @@ _PRESENT: Final[dict[str, Callable[[Case, str], bool]]] = {
     "steps": lambda case, what: case.steps >= int(what),
     "ranks": lambda case, what: len(case.peers) >= int(what),
 }
+
+_UNUSED: Final = {
+    "scalar:scaler.skipped": "no GradScaler was used",
+    "scalar:clip.norm_before": "gradients were not clipped by their norm",
+    "scalar:expected_steps": "how many steps were planned is not known",
+    "scalar:loss": "no loss was seen: nothing called backward()",
+    "scalar:time.data": "no DataLoader was used",
+    "note:compiled": "nothing was compiled",
+    "note:label-order": "no class labels were seen in the order of training",
+    "note:objective": "the loss is none whose best constant guess is known (classes, two classes, squares)",
+    "note:first-input": "no tensor was seen to go into the model",
+}
+"""What a rule may need that a training simply does not have, in the words of its author."""
 
 _MISSING: Final = {
     "kind": "no rows of kind '{what}' were recorded",

@@ -8,6 +8,7 @@ import numpy as np
 
 from clew.doctor.measure import (
     HALF,
+    Losses,
     is_matrix,
     learning_rate,
     losses,
@@ -20,6 +21,8 @@ from clew.doctor.rule import Found, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from clew.doctor.case import Case
 
@@ -64,11 +67,12 @@ def zero_learning_rate(case: Case) -> Iterator[Found]:
     "O08",
     "learning-rate-too-high",
     severity="warning",
-    watches="update over weight of every matrix, and the loss, at the start",
-    threshold="median ratio above 0.2 and no lower loss, above 0.1 and 3 times the first loss, above 0.02 and 6 times",
-    silent="healthy steps move a matrix by 0.1 % to 12 %; losses that change sign and several games are left out",
+    watches="update of every matrix over its initial size, lr, and the loss",
+    threshold="updates of over 20 % and 1.5 times the first loss, of over 2 % and 6 times; or lr above all before by a "
+    "factor of 3 and 3 times the loss from there on",
+    silent="healthy steps move a matrix by up to 20 % of its initial size while the loss falls; weights that begin at "
+    "zero, losses that change sign and several games are left out",
     hint="divide the learning rate by 10",
-    until=40,
     needs=("kind:update", "kind:param", "scalar:loss"),
     explains=(
         "N01",
@@ -89,36 +93,91 @@ def zero_learning_rate(case: Case) -> Iterator[Found]:
 )
 def learning_rate_too_high(case: Case) -> Iterator[Found]:
     """Steps are so large that training diverges."""
-    ratios = weight_ratios(case, "update", first=_FIRST)
     loss = single_losses(case)
-    if loss is None or not loss.is_positive or not len(ratios.values):
+    if loss is None or not loss.is_positive:
         return
+    yield from _diverges_at_start(case, loss) or _diverges_after_rise(case, loss)
+
+
+def _diverges_at_start(case: Case, loss: Losses) -> list[Found]:
     first, later = float(loss.values[0]), loss.values[1 : 2 * _FIRST]
     broken = loss.steps[1 : 2 * _FIRST][~np.isfinite(later)]
     end = int(broken[0]) if len(broken) else int(loss.steps[-1]) + 1
-    before, later = ratios.take(ratios.steps < end), later[np.isfinite(later)]
-    if not first > 0 or not len(later) or len(np.unique(before.steps)) < (2 if len(broken) else 10):
-        return
-    ratio = before.middle
+    paces, steps = _find_paces(case, before=end)
+    later = later[np.isfinite(later)]
+    if not first > 0 or not len(later) or not paces or steps < (2 if len(broken) else 10):
+        return []
+    pace = float(np.median(paces))
     # A loss that has exploded may come down again, to weights that are too large to be moved.
-    window = min(2 if len(broken) else 5, len(later))
-    smooth = np.median(np.lib.stride_tricks.sliding_window_view(later, window), axis=1)
-    reached, highest = float(smooth[-1]), float(smooth.max())
-    too_far = ratio > 0.2 and not reached < 0.7 * first
+    smooth = _smooth(later, 2 if len(broken) else 5)
+    highest = float(smooth.max())
     # Data in its natural order has easy and hard stretches: moderate steps must leave them far behind.
-    diverged = (ratio > 0.1 and highest > 3 * first) or (ratio > 0.02 and highest > 6 * first)
-    if too_far or diverged:
-        rate = learning_rate(case)
-        yield Found(
-            int(ratios.steps[0]),
-            evidence={
-                "median_update_ratio": round_number(ratio),
-                "first_loss": round_number(first),
-                "highest_loss": round_number(highest),
+    if not (pace > 0.2 and highest > 1.5 * first) and not (pace > 0.02 and highest > 6 * first):
+        return []
+    rate = learning_rate(case)
+    evidence = {
+        "median_update_over_initial_weight": round_number(pace),
+        "first_loss": round_number(first),
+        "highest_loss": round_number(highest),
+        "loss_after": round_number(float(smooth[-1])),
+        "lr": float(rate.values[: 2 * _FIRST].max()) if len(rate) else 0.0,
+    }
+    return [Found(int(loss.steps[0]), evidence=evidence)]
+
+
+def _find_paces(case: Case, *, before: int) -> tuple[list[float], int]:
+    """Return the median update of each matrix over its initial size, and how many steps they were seen in.
+
+    Weights that a step blows up would hide the next one: what counts is the size they were made with. Those made at
+    zero have none.
+    """
+    weights = case.by_site("param", first=_FIRST, mode=None)
+    paces, most = [], 0
+    for site, rows in case.by_site("update", first=_FIRST, mode=None).items():
+        if site not in weights or not is_matrix(case.sites.get(site)):
+            continue
+        initial = float(weights[site].stat("l2")[0])
+        sizes = rows.stat("l2")[rows.steps < before]
+        if initial > 0 and len(sizes) and np.isfinite(sizes).all():
+            paces.append(float(np.median(sizes)) / initial)
+            most = max(most, len(sizes))
+    return paces, most
+
+
+def _diverges_after_rise(case: Case, loss: Losses) -> list[Found]:
+    """Find a learning rate far above all before it, after which the loss explodes."""
+    rates = learning_rate(case)
+    if len(rates) < 2 * _FIRST:
+        return []
+    highest = np.maximum.accumulate(rates.values)
+    jumps = np.flatnonzero((rates.values[1:] > 3 * highest[:-1]) & (highest[:-1] > 0)) + 1
+    for at in jumps[jumps >= _FIRST].tolist():
+        step = int(rates.steps[at])
+        earlier, later = loss.values[loss.steps <= step][-50:], loss.values[loss.steps > step][:_FIRST]
+        usual = float(np.median(earlier)) if len(earlier) else 0.0
+        if not usual > 0 or len(later) < 3:
+            continue
+        reached = float(_smooth(np.nan_to_num(later, nan=np.inf), 3).max())
+        if reached > 3 * max(usual, float(earlier.max())):
+            evidence = {
+                "lr": float(rates.values[at]),
+                "lr_before": float(rates.values[at - 1]),
+                "median_loss_before": round_number(usual),
                 "loss_after": round_number(reached),
-                "lr": float(rate.values[: 2 * _FIRST].max()) if len(rate) else 0.0,
-            },
-        )
+            }
+            hint = (
+                f"lr rises from {evidence['lr_before']:g} to {evidence['lr']:g} at step {step}: raise it less"
+            )
+            title = "the learning rate is raised so far that training diverges"
+            return [Found(step, evidence=evidence, hint=hint, title=title)]
+    return []
+
+
+def _smooth(values: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """Return the median of each value and those behind it: one bad batch is no trend."""
+    windows = np.lib.stride_tricks.sliding_window_view(values, min(length, len(values)))
+    medians: NDArray[np.float64] = np.median(windows, axis=1)
+    return medians
 
 
 @rule(
@@ -246,11 +305,12 @@ def _put_back(case: Case) -> Iterator[Found]:
     updates = case.by_site("update", first=_FIRST, mode=None)
     same, held, first = 0, 0, ""
     step, count = 0, 0
-    for number, rows in case.by_site("param", first=_FIRST, mode=None).items():
+    for number, weights in case.by_site("param", first=_FIRST, mode=None).items():
         moved = updates.get(number)
-        if rows.hashes is None or moved is None or not is_matrix(case.sites.get(number)) or len(rows) < 6:
+        if moved is None or not is_matrix(case.sites.get(number)) or not (moved.stat("l2") > 0).all():
             continue
-        if not (moved.stat("l2") > 0).all():
+        rows = weights.take(np.isin(weights.steps, moved.steps))  # a scaler's skipped steps move nothing
+        if rows.hashes is None or len(rows) < 6:
             continue
         held += 1
         if len(np.unique(rows.hashes)) == 1:
