@@ -12,7 +12,7 @@ from rich.text import Text
 
 import clew
 from clew.render.terminal import Screen, lower
-from clew.views.run_page import make_page
+from clew.views import diagnosis_page, run_page, why_page
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -28,14 +28,28 @@ def draw(text: str, *, title: str, path: Path) -> None:
     path.write_text(svg.replace("Fira Code", "DejaVu Sans Mono"), encoding="utf-8")
 
 
+def record(script: str, *, folder: str) -> clew.Run:
+    """Record an example as a user would, and open the run."""
+    name = Path(script).stem
+    command = [sys.executable, "-m", "clew", "run", "--every", "1", "--name", name, "--out", folder]
+    subprocess.run([*command, script], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    return clew.open_run(name, root=folder)
+
+
 def main() -> None:
-    """Record the demo and draw its page."""
+    """Record the examples and draw their pages."""
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "clew", "run", "--every", "1", "--name", "demo", "--out", folder]
-        subprocess.run([*command, "examples/demo_broken.py"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-        page = make_page(clew.open_run("demo", root=folder))
-    draw(lower(page, Screen(width=WIDTH, color=True)), title="clew show", path=IMAGES / "show.svg")
+        broken = record("examples/demo_broken.py", folder=folder)
+        nan = record("examples/demo_nan.py", folder=folder)
+        pages = {
+            "show": run_page.make_page(broken),
+            "why": why_page.make_page(nan.verdicts()[0]),
+            "doctor": diagnosis_page.make_page(clew.diagnose(nan), name=nan.name),
+        }
+    for word, page in pages.items():
+        text = lower(page, Screen(width=WIDTH, color=True))
+        draw(text, title=f"clew {word}", path=IMAGES / f"{word}.svg")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
 from clew.views.number import format_number
+from clew.views.source_line import from_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +35,7 @@ def make_page(diagnosis: Diagnosis, *, name: str = "") -> Page:
 
 def _tell_finding(finding: Finding) -> list[Block]:
     rows = [("where", Cell(_where(finding)))]
-    rows += [("line", Cell(finding.source))] if finding.source else []
+    rows += [("line", Cell(from_here(finding.source)))] if finding.source else []
     rows += [("evidence", Cell(say_evidence(finding.evidence)))] if finding.evidence else []
     rows += [("change", Cell(finding.hint))] if finding.hint else []
     for each in finding.explains:
@@ -73,9 +74,8 @@ def _tell_unchecked(not_checked: Sequence[NotChecked]) -> list[Block]:
     reasons: dict[str, list[str]] = {}
     for each in not_checked:
         reasons.setdefault(each.why, []).append(each.id)
-    rows = tuple((Cell(why), Cell(" ".join(ids))) for why, ids in reasons.items())
-    columns = (Column("why", "not judged because", flexible=True), Column("ids", "rules", flexible=True))
-    return [Text(""), Table(columns, rows)]
+    rows = tuple((" ".join(ids), Cell(why)) for why, ids in reasons.items())
+    return [Text(""), Text("not judged", tone="quiet"), KeyValues(rows)]
 
 
 def say_finding(finding: Finding) -> str:

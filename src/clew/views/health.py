@@ -110,7 +110,9 @@ def _read_tables(run: Run) -> tuple[Table, Table, Table] | None:
 def recorded_steps(run: Run) -> Any:
     """Return the steps that were recorded in full; the others have scalars only."""
     marks = run.scalars("clew.recorded").get("clew.recorded")
-    return run.steps if marks is None else marks.steps[marks.values > 0]
+    recorded = run.steps if marks is None else marks.steps[marks.values > 0]
+    ended = np.intersect1d(recorded, run.ended_steps)
+    return ended if len(ended) else recorded
 
 
 def _find_nonfinite(table: Table) -> Iterator[Trouble]:

@@ -111,10 +111,18 @@ def _duration(run: Run) -> float | None:
 
 
 def _say_steps(run: Run) -> str:
-    total, full = len(run.steps), len(recorded_steps(run))
-    if full == total:
-        return format_integer(total)
-    return f"{format_integer(total)}, {format_integer(full)} of them recorded in full"
+    ended = run.ended_steps
+    total, full = len(ended), len(np.intersect1d(ended, recorded_steps(run)))
+    words = [format_integer(total)]
+    words += [f"{format_integer(full)} of them recorded in full"] if full < total else []
+    return ", ".join(words) + (_say_rest(run) if len(run.steps) > total else "")
+
+
+def _say_rest(run: Run) -> str:
+    """Say what was recorded after the last step that came to its end."""
+    marks = run.scalars("clew.evaluation", rank=run.ranks[0]).get("clew.evaluation")
+    is_evaluation = marks is not None and bool(marks.values[-1])
+    return " and an evaluation" if is_evaluation else " and one that did not end"
 
 
 def _say_versions(info: RunInfo) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from clew.replay.words import say
 from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
 from clew.views.number import format_number
+from clew.views.source_line import from_here
 
 _REPLAY = {
     "identical": "the replay is identical to the recording",
@@ -37,7 +38,7 @@ def _tell_place(verdict: dict[str, Any]) -> list[Block]:
     source = verdict.get("source") or {}
     rows: list[tuple[str, Cell]] = []
     if source.get("file"):
-        rows.append(("line", Cell(f"{source['file']}:{source['line']}")))
+        rows.append(("line", Cell(from_here(f"{source['file']}:{source['line']}"))))
         rows.append(("", Cell(source.get("text", ""), tone="bad")))
     rows.append(("symptom", Cell(f"{verdict.get('symptom', '')} at step {verdict['step']}")))
     if verdict.get("sample") is not None:
