@@ -8,10 +8,17 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <errno.h>
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <fcntl.h>
+#include <unistd.h>
+#define HAS_FILES
+#endif
 
 enum { F32, F64, F16, BF16, TYPES };
 enum {
@@ -19,7 +26,7 @@ enum {
     ERROR_SQUARES, A_SQUARES, B_SQUARES, PRODUCTS, ULPS,
     MAX_ABS, MAX_ABS_AT, MAX_REL, MAX_ULP, A_ABS_MAX, B_ABS_MAX, SUMS
 };
-enum { BLOCK = 512, ULP_LIMIT = 32 };
+enum { BLOCK = 2048, ULP_LIMIT = 32 };
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -46,6 +53,12 @@ typedef struct {
     double error_squares, a_squares, b_squares, products, max_abs, a_abs_max, b_abs_max;
     int equal, greater, within_1e3, within_5e3, is_larger;
 } Errors;
+
+/* Two arrays of as many elements, each with its type. */
+typedef struct {
+    const char *a, *b;
+    int a_type, b_type;
+} Sides;
 
 /* Position of a number among all of its type, both zeros at `half`. */
 static uint64_t rank_of(uint64_t bits, int width)
@@ -205,6 +218,27 @@ WIDE static void sum_errors(const void *a, const void *b, int type, int n, float
         sum_typed(a, b, BF16, n, floor, known, to);
 }
 
+INLINE void square_typed(const void *a, int type, int n, double *squares, double *most)
+{
+    float xs = 0.0f, x_most = 0.0f;
+    SIMD("omp simd reduction(+ : xs) reduction(max : x_most)")
+    for (int i = 0; i < n; i++) {
+        float x = take(a, i, type), size = fabsf(x);
+        xs += x * x;
+        x_most = size > x_most ? size : x_most;
+    }
+    *squares = xs;
+    *most = x_most;
+}
+
+WIDE static void sum_squares(const void *a, int type, int n, double *squares, double *most)
+{
+    if (type == F32)
+        square_typed(a, F32, n, squares, most);
+    else
+        square_typed(a, BF16, n, squares, most);
+}
+
 WIDE static float find_relative(const void *a, const void *b, int type, int n, float floor)
 {
     float most = 0.0f;
@@ -280,6 +314,44 @@ static int add_block(const void *a, const void *b, int type, int n, int64_t from
     return 1;
 }
 
+static void to_floats(const char *raw, int type, int n, float *to)
+{
+    Wide wide;
+    if (type == F32) {
+        memcpy(to, raw, (size_t)n * sizeof *to);
+        return;
+    }
+    widen(raw, type, n, &wide);
+    memcpy(to, type == F16 ? (const void *)wide.value : (const void *)wide.bits, (size_t)n * sizeof *to);
+}
+
+/* A block that is the same on both sides, bit by bit; 0 when it has to be done slowly. */
+static int add_same(const char *a, int type, int64_t from, int n, double *out)
+{
+    float values[BLOCK];
+    const void *x = a;
+    double squares, most;
+    if (type == F16) {
+        to_floats(a, F16, n, values);
+        x = values;
+    }
+    sum_squares(x, type == BF16 ? BF16 : F32, n, &squares, &most);
+    if (!is_sound(squares, most))
+        return 0;
+    out[EQUAL] += n;
+    out[FINITE] += n;
+    out[WITHIN_1E3] += n;
+    out[WITHIN_5E3] += n;
+    out[A_SQUARES] += squares;
+    out[B_SQUARES] += squares;
+    out[PRODUCTS] += squares;
+    keep_largest(most, &out[A_ABS_MAX]);
+    keep_largest(most, &out[B_ABS_MAX]);
+    if (out[MAX_ABS_AT] < 0)
+        out[MAX_ABS_AT] = (double)from;
+    return 1;
+}
+
 static int add_fast(const char *a, const char *b, int type, int64_t from, int n, float floor, int ulps, double *out)
 {
     Wide left, right;
@@ -299,17 +371,42 @@ static int add_fast(const char *a, const char *b, int type, int64_t from, int n,
     return 1;
 }
 
-static void measure_all(const char *a, const char *b, int type, int64_t count, double floor, int ulps, double *out)
+/* Two sides of different types: as floats, which hold every number of the narrower ones. */
+static void add_mixed(Sides s, int64_t from, int n, double floor, double *out)
 {
-    int width = type_width[type], is_fast = type != F64 && floor >= FLT_MIN && floor <= FLT_MAX;
+    float x[BLOCK], y[BLOCK];
+    to_floats(s.a, s.a_type, n, x);
+    to_floats(s.b, s.b_type, n, y);
+    if (!add_block(x, y, F32, n, from, (float)floor, out))
+        add_slowly((const char *)x, (const char *)y, F32, from, n, floor, out);
+}
+
+static void begin(int64_t count, double *out)
+{
+    memset(out, 0, SUMS * sizeof *out);
+    out[COUNT] = (double)count;
+    out[MAX_ABS_AT] = -1.0;
+}
+
+static void leave_out_ulps(double *out)
+{
+    out[ULPS] = out[ULP_OVER] = out[MAX_ULP] = NAN;
+}
+
+static void measure_all(Sides s, int64_t from, int64_t count, double floor, int ulps, double *out)
+{
+    int a_width = type_width[s.a_type], b_width = type_width[s.b_type];
+    int is_fast = s.a_type != F64 && floor >= FLT_MIN && floor <= FLT_MAX;
     for (int64_t at = 0; at < count; at += BLOCK) {
         int n = count - at < BLOCK ? (int)(count - at) : BLOCK;
-        const char *x = a + at * width, *y = b + at * width;
-        if (!is_fast || !add_fast(x, y, type, at, n, (float)floor, ulps, out))
-            add_slowly(x, y, type, at, n, floor, out);
+        const char *x = s.a + at * a_width, *y = s.b + at * b_width;
+        if (s.a_type != s.b_type)
+            add_mixed((Sides){x, y, s.a_type, s.b_type}, from + at, n, floor, out);
+        else if (is_fast && !memcmp(x, y, (size_t)n * (size_t)a_width) && add_same(x, s.a_type, from + at, n, out))
+            continue;
+        else if (!is_fast || !add_fast(x, y, s.a_type, from + at, n, (float)floor, ulps, out))
+            add_slowly(x, y, s.a_type, from + at, n, floor, out);
     }
-    if (!ulps)
-        out[ULPS] = out[ULP_OVER] = out[MAX_ULP] = NAN;
 }
 
 static PyObject *measure(PyObject *module, PyObject *args)
@@ -326,14 +423,134 @@ static PyObject *measure(PyObject *module, PyObject *args)
         return NULL;
     }
     double *out = (double *)(uintptr_t)to;
-    memset(out, 0, SUMS * sizeof *out);
-    out[COUNT] = (double)count;
-    out[MAX_ABS_AT] = -1.0;
+    Sides sides = {(const char *)(uintptr_t)a, (const char *)(uintptr_t)b, type, type};
+    begin(count, out);
     Py_BEGIN_ALLOW_THREADS
-    measure_all((const char *)(uintptr_t)a, (const char *)(uintptr_t)b, type, count, floor, ulps, out);
+    measure_all(sides, 0, count, floor, ulps, out);
     Py_END_ALLOW_THREADS
+    if (!ulps)
+        leave_out_ulps(out);
     Py_RETURN_NONE;
 }
+
+#ifdef HAS_FILES
+
+enum { READ_ELEMENTS = 1 << 16, AHEAD_BYTES = 8 << 20 };
+/* A block of each side and what the loops need beside it fit in a second-level cache. */
+
+typedef struct {
+    int file, type;
+    int64_t at, end;
+    char *block;
+} Stream;
+
+enum { READ, SHORT_A, SHORT_B, FAILED };
+
+/* Whether a block could be filled; the errno of a failure is left where it was set. */
+static int fill(Stream *s, int64_t size)
+{
+    char *to = s->block;
+#ifdef POSIX_FADV_WILLNEED
+    if (s->at % AHEAD_BYTES < size && s->at < s->end) {
+        int64_t rest = s->end - s->at;
+        posix_fadvise(s->file, s->at, rest < 2 * AHEAD_BYTES ? rest : 2 * AHEAD_BYTES, POSIX_FADV_WILLNEED);
+    }
+#endif
+    while (size > 0) {
+        ssize_t got = pread(s->file, to, (size_t)size, (off_t)s->at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? FAILED : SHORT_A;
+        to += got;
+        size -= got;
+        s->at += got;
+    }
+    return READ;
+}
+
+/* The largest finite magnitude of a block that is not of double. */
+static double find_scale(const char *raw, int type, int64_t count)
+{
+    float values[BLOCK], most = 0.0f;
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        int n = count - at < BLOCK ? (int)(count - at) : BLOCK;
+        to_floats(raw + at * type_width[type], type, n, values);
+        for (int i = 0; i < n; i++) {
+            float size = fabsf(values[i]);
+            most = size > most && size <= FLT_MAX ? size : most;
+        }
+    }
+    return most;
+}
+
+/* What the first block tells for all: a second reading would cost more than it gives. */
+typedef struct {
+    double small, ulp_range, floor;
+    int ulps;
+} Manner;
+
+static int measure_streams(Stream *a, Stream *b, int64_t count, Manner how, double *out)
+{
+    Sides sides = {a->block, b->block, a->type, b->type};
+    for (int64_t at = 0; at < count; at += READ_ELEMENTS) {
+        int64_t n = count - at < READ_ELEMENTS ? count - at : READ_ELEMENTS;
+        int state = fill(a, n * type_width[a->type]);
+        if (state != READ)
+            return state;
+        state = fill(b, n * type_width[b->type]);
+        if (state != READ)
+            return state == FAILED ? FAILED : SHORT_B;
+        if (at == 0) {
+            double scale = find_scale(a->block, a->type, n);
+            how.floor = how.small * (scale > 0.0 ? scale : 1.0);
+        }
+        measure_all(sides, at, n, how.floor, how.ulps, out);
+        if (at == 0)
+            how.ulps = how.ulps && sqrt(out[ERROR_SQUARES]) < how.ulp_range * sqrt(out[A_SQUARES]);
+    }
+    if (!how.ulps)
+        leave_out_ulps(out);
+    return READ;
+}
+
+static PyObject *measure_files(PyObject *module, PyObject *args)
+{
+    Stream a = {0}, b = {0};
+    long long count, a_at, b_at;
+    unsigned long long to;
+    Manner how = {0};
+    int state = FAILED;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iiLiiLLddK", &a.type, &a.file, &a_at, &b.type, &b.file, &b_at, &count, &how.small,
+                          &how.ulp_range, &to))
+        return NULL;
+    if (a.type < 0 || a.type >= TYPES || b.type < 0 || b.type >= TYPES || a.type == F64 || b.type == F64 || count < 0) {
+        PyErr_SetString(PyExc_ValueError, "unknown element type or negative count");
+        return NULL;
+    }
+    double *out = (double *)(uintptr_t)to;
+    begin(count, out);
+    how.ulps = a.type == b.type;
+    a.at = a_at;
+    b.at = b_at;
+    a.end = a_at + count * type_width[a.type];
+    b.end = b_at + count * type_width[b.type];
+    char *memory = malloc((size_t)READ_ELEMENTS * 8 + 64);
+    if (!memory)
+        return PyErr_NoMemory();
+    a.block = memory + (64 - (uintptr_t)memory % 64);
+    b.block = a.block + (size_t)READ_ELEMENTS * 4;
+    Py_BEGIN_ALLOW_THREADS
+    state = measure_streams(&a, &b, count, how, out);
+    Py_END_ALLOW_THREADS
+    free(memory);
+    if (state == FAILED)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    return PyLong_FromLong(state);
+}
+
+#endif
 
 #define COUNT_TINY(TYPE)                                        \
     for (int64_t i = 0; i < n; i++) {                           \
@@ -379,6 +596,12 @@ static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
      "measure(type, a, b, count, floor, ulps, out)\n\n"
      "Write the sums over two arrays at addresses a and b to address out; ULPs are NaN unless asked for."},
+#ifdef HAS_FILES
+    {"measure_files", measure_files, METH_VARARGS,
+     "measure_files(type_a, file_a, offset_a, type_b, file_b, offset_b, count, small, ulp_range, out)\n\n"
+     "Write the sums over two arrays in open files to address out, reading each once. Return 0, or 1 or 2 when the\n"
+     "first or the second file ends too early. ULPs are NaN where the first block is further apart than ulp_range."},
+#endif
     {"count_denormals", count_denormals, METH_VARARGS,
      "count_denormals(address, width, count, smallest)\n\n"
      "Count floats of a width in bytes whose bits, without the sign, are above 0 and below `smallest`."},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clew.compare import metric
 from clew.compare.checkpoint_measure import (
     has_equal_bits,
+    is_one_pass,
     measure_pair,
     piece_elements,
     run_parallel,
@@ -247,33 +248,32 @@ def diff_checkpoints(
 def _compare_all(
     pairs: Sequence[tuple[StoredTensor, StoredTensor]], progress: Progress | None
 ) -> list[Compared]:
-    """Return what changed in each pair; large tensors are shared among threads.
-
-    Bits first: reading stops at the first difference, and only tensors that have one are measured.
-    """
+    """Return what changed in each pair; large tensors are shared among threads."""
     pieces = [(index, x, y) for index, pair in enumerate(pairs) for x, y in split_pair(*pair)]
-    differing = set()
-    for (index, x, y), equal in zip(pieces, run_parallel(_is_equal, pieces), strict=True):
-        if not equal:
-            differing.add(index)
-        elif progress and index not in differing:
-            progress(x.size_bytes + y.size_bytes)
-    parts: dict[int, list[metric.Sums]] = defaultdict(list)
-    rest = [piece for piece in pieces if piece[0] in differing]
-    for (index, x, y), sums in zip(rest, run_parallel(_measure_piece, rest), strict=True):
+    parts: dict[int, list[metric.Sums | None]] = defaultdict(list)
+    for (index, x, y), sums in zip(pieces, run_parallel(_compare_piece, pieces), strict=True):
         parts[index].append(sums)
         if progress:
             progress(x.size_bytes + y.size_bytes)
-    return [_judge(x, y, parts.get(index)) for index, (x, y) in enumerate(pairs)]
+    # Pieces with equal bits were not measured; beside one that differs they count in its relative error.
+    return [_judge(x, y, _complete(x, y, parts[index])) for index, (x, y) in enumerate(pairs)]
 
 
-def _is_equal(piece: tuple[int, StoredTensor, StoredTensor]) -> bool:
+def _compare_piece(piece: tuple[int, StoredTensor, StoredTensor]) -> metric.Sums | None:
+    """Return the sums over a piece; None when its bits are equal and no loop had to look at the numbers."""
     _, x, y = piece
-    return x.element is y.element and has_equal_bits(x, y)
+    if not is_one_pass(x, y) and x.element is y.element and has_equal_bits(x, y):
+        return None
+    return measure_pair(x, y)
 
 
-def _measure_piece(piece: tuple[int, StoredTensor, StoredTensor]) -> metric.Sums:
-    return measure_pair(piece[1], piece[2])
+def _complete(
+    x: StoredTensor, y: StoredTensor, parts: Sequence[metric.Sums | None]
+) -> list[metric.Sums] | None:
+    if all(part is None for part in parts):
+        return None
+    pieces = zip(split_pair(x, y), parts, strict=True)
+    return [measure_pair(*piece) if part is None else part for piece, part in pieces]
 
 
 def _judge(x: StoredTensor, y: StoredTensor, parts: list[metric.Sums] | None) -> Compared:

@@ -45,10 +45,17 @@ class FileBytes:
     offset: int
     size: int
 
+    def open(self) -> FileIO:
+        """Open the file for reading without a buffer."""
+        try:
+            return self.path.open("rb", buffering=0)
+        except OSError as error:
+            raise CheckpointBroken(f"cannot open the file: {error.strerror}", where=str(self.path)) from None
+
     def blocks(self, limit: int) -> Iterator[Bytes]:
         """Yield the bytes through one buffer of at most ``limit`` bytes."""
         buffer: Bytes = np.empty(min(limit, self.size), dtype=np.uint8)
-        with _open(self.path) as file:
+        with self.open() as file:
             file.seek(self.offset)
             for start in range(0, self.size, limit):
                 view = buffer[: min(limit, self.size - start)]
@@ -140,11 +147,18 @@ def regroup(pieces: Iterator[NDArray[Any]], *, size: int, total: int, where: str
         yield block[:filled]
 
 
-def _open(path: Path) -> FileIO:
-    try:
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise CheckpointBroken(f"cannot open the file: {error.strerror}", where=str(path)) from None
+def cut_off(path: Path) -> CheckpointBroken:
+    """Return the error of a file that was cut since its header was read."""
+    return CheckpointBroken(
+        "the file ends before the data its header declares",
+        where=str(path),
+        next_step="copy or save it again; a writer may still be at work",
+    )
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointBroken:
+    """Return the error of a file that the system cannot read."""
+    return CheckpointBroken(f"cannot read the file: {error.strerror}", where=str(path))
 
 
 def _fill(file: FileIO, view: memoryview, path: Path) -> None:
@@ -153,11 +167,7 @@ def _fill(file: FileIO, view: memoryview, path: Path) -> None:
         try:
             count = file.readinto(view)
         except OSError as error:
-            raise CheckpointBroken(f"cannot read the file: {error.strerror}", where=str(path)) from None
+            raise unreadable(path, error) from None
         if not count:
-            raise CheckpointBroken(
-                "the file ends before the data its header declares",
-                where=str(path),
-                next_step="copy or save it again; a writer may still be at work",
-            )
+            raise cut_off(path)
         view = view[count:]
