@@ -85,6 +85,7 @@ class BackwardLens:
             if not recorder.in_backward:
                 recorder.before_event()
             if is_root and not recorder.in_backward:
+                recorder.has_output = False
                 recorder.ask(recorder.on_pass, True)
                 self._record_losses(tensors)
             elif not recorder.in_backward:
@@ -118,7 +119,8 @@ class BackwardLens:
         try:
             if is_root and not recorder.in_backward:
                 self.roots.backward_done = True
-                recorder.ask(recorder.on_pass, False)
+                if recorder.on_pass:
+                    recorder.ask(recorder.on_pass, False)
                 if not self.is_scaled and (name := recorder.flight.find_bad_gradient()):
                     recorder.report_bad("gradient", name)
                 if recorder.due and not self.optimizers.owns_parameters():

@@ -108,6 +108,7 @@ class ForwardLens:
                     output = original(module, *args, **kwargs)
             if thread.recording:
                 self._observe(module, args, kwargs, output, is_root=True)
+            self.recorder.has_output = True
             if self.recorder.on_root:
                 self._ask_root(module, args, kwargs, output)
         finally:

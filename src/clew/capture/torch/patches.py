@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Sequence
 
 
 class Patches:
@@ -33,11 +33,20 @@ class Patches:
         self._listening.append((listeners, listener))
         self._undo.append(lambda: listeners.remove(listener) if listener in listeners else None)
 
-    def hush(self, owners: Container[object]) -> None:
-        """Take the listeners of some objects away: they have heard enough."""
-        for listeners, listener in self._listening:
-            if getattr(listener, "__self__", None) in owners and listener in listeners:
-                listeners.remove(listener)
+    def hush(
+        self, owners: Container[object], lists: Sequence[list[Any]] | None = None
+    ) -> list[tuple[list[Any], Any]]:
+        """Take the listeners of some objects away, from some lists or all, and return them: they heard enough."""
+        hushed = [
+            (listeners, listener)
+            for listeners, listener in self._listening
+            if getattr(listener, "__self__", None) in owners
+            and listener in listeners
+            and (lists is None or any(each is listeners for each in lists))
+        ]
+        for listeners, listener in hushed:
+            listeners.remove(listener)
+        return hushed
 
     def undo(self) -> None:
         """Put everything back, the newest change first."""

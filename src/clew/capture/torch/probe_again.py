@@ -62,6 +62,7 @@ class AgainProbe:
         self._models: dict[int, _Model] = {}
         self._tokens: tuple[_Model, torch.Tensor] | None = None
         self._sizes: dict[int, int] = {}
+        self._patches: Patches | None = None
         self._is_asked = False
         self._child = 0
         self._reading = -1
@@ -69,6 +70,7 @@ class AgainProbe:
 
     def install(self, patches: Patches) -> None:
         """Begin to keep inputs."""
+        self._patches = patches
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_loss, self._see_loss)
@@ -131,7 +133,9 @@ class AgainProbe:
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         if self._child:
             self._listen(0.0)
-        elif not self._is_asked and self.recorder.step >= _AT_STEP:
+        elif self._is_asked and self._patches is not None:
+            self._patches.hush((self,))
+        elif self.recorder.step >= _AT_STEP:
             self._ask()
 
     def _finish(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _GLANCE: Final = 8
 _MOST_STATES: Final = 4096
 _EVERY_STEP: Final = 100
-"""Up to this step the weights of every step are remembered, later those of recorded steps."""
+"""Up to this step the weights of every step are remembered, later those of probed steps and of every state dict."""
 
 _MOST_NAMES: Final = 4
 _MOST_NOTES: Final = 4
@@ -39,7 +38,6 @@ class _Model:
         self.ref = weakref.ref(module)
         self.names: list[str] = []
         self.states: dict[Glance, int] = {}
-        self.newest: Glance = ()
 
 
 class _Kept:
@@ -62,7 +60,6 @@ class CheckpointProbe:
         self._evaluated: set[int] = set()
         self._depth = 0
         self._is_shared = False
-        self._best = (math.inf, -2)
         self._reads = 0
         self._notes = 0
 
@@ -90,11 +87,10 @@ class CheckpointProbe:
                 self._keep(model, self.recorder.step - 1)
 
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
-        step, loss = self.recorder.step, self.recorder.last_loss
-        if loss is not None and loss < self._best[0]:
-            self._best = (loss, step)
-        if step >= _EVERY_STEP and not self.recorder.due:
-            return
+        if self.recorder.step < _EVERY_STEP or self.recorder.probing:
+            self._keep_all(self.recorder.step)
+
+    def _keep_all(self, step: int) -> None:
         for model in self._models:
             if len(model.states) < _MOST_STATES:
                 self._keep(model, step)
@@ -120,8 +116,7 @@ class CheckpointProbe:
     def _keep(self, model: _Model, step: int) -> None:
         module = model.ref()
         if module is not None:
-            model.newest = _glance_at([_find_parameter(module, name) for name in model.names])
-            model.states[model.newest] = step
+            model.states[_glance_at([_find_parameter(module, name) for name in model.names])] = step
 
     # ---------------------------------------------------------------- saving
 
@@ -170,7 +165,9 @@ class CheckpointProbe:
 
     def _tell_old(self, step: int) -> None:
         # A copy from a moment of evaluation or of the lowest loss is the best one so far, kept on purpose.
-        if step >= 0 and ({step, step + 1} & self._evaluated or self._best[1] in (step, step + 1)):
+        if step >= 0 and (
+            {step, step + 1} & self._evaluated or self.recorder.lowest_loss[1] in (step, step + 1)
+        ):
             return
         behind = self.recorder.step - 1 - step
         self._note("stale-checkpoint", {"problem": "an earlier state", "behind": behind, "from": step})
@@ -213,6 +210,9 @@ class CheckpointProbe:
         return state_dict
 
     def _see_state(self, state: Any) -> None:
+        if self.recorder.step >= _EVERY_STEP:
+            # Between steps the last one may not have ended yet: then the weights are already those after it.
+            self._keep_all(self.recorder.step - (not self.recorder.closing))
         if len(self._kept) > 64:
             self._kept = {key: kept for key, kept in self._kept.items() if kept.ref() is not None}
         if len(self._kept) <= 256 and isinstance(state, OrderedDict):  # a plain dict cannot be followed

@@ -29,23 +29,19 @@ class ErrorProbe:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._is_fresh = False
         self._inputs: list[list[int]] = []
 
     def install(self, patches: Patches) -> None:
         """Begin to wait for an exception."""
         patches.listen(self.recorder.on_root, self._see_root)
-        patches.listen(self.recorder.on_pass, self._see_pass)
         patches.listen(self.recorder.on_error, self._see)
         self.recorder.note("probe", {"probe": "error"})
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
-        self._is_fresh = True
-        if self.recorder.step < _FIRST_STEPS and next(module.parameters(), None) is not None:
+        if self.recorder.step >= _FIRST_STEPS:
+            self.recorder.on_root.remove(self._see_root)
+        elif next(module.parameters(), None) is not None:
             self._inputs = [list(leaf.shape) for _, leaf in walk((args, kwargs))][:8]
-
-    def _see_pass(self, _begins: bool) -> None:
-        self._is_fresh = False
 
     def _see(self, error: BaseException) -> None:
         if not isinstance(error, Exception):
@@ -59,8 +55,8 @@ class ErrorProbe:
                 "type": type(error).__name__,
                 "message": str(error)[:_LONGEST],
                 "source": f"{last.f_code.co_filename}:{line}" if last is not None else "",
-                "after_forward": self._is_fresh,
-                "inputs": self._inputs if self._is_fresh else [],
+                "after_forward": self.recorder.has_output,
+                "inputs": self._inputs if self.recorder.has_output else [],
                 "batch": [list(leaf.shape) for _, leaf in walk(self.recorder.flight.last_batch)][:8],
                 **_find_operands([frame for frame, _ in frames]),
             },

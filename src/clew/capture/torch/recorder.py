@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -108,11 +109,6 @@ class Recorder:
         self.closing = False
         self.in_backward = 0
         self.has_repeats = False
-        self.keys: list[int] = []
-        self.scalars: list[Scalar] = []
-        self.waiting: list[tuple[str, torch.Tensor, int]] = []
-        self.batches: list[Batch] = []
-        self.handles: list[Any] = []
         self.unseen: dict[str, str] = {}
         self.flight = Flight(self)
         self.rank = read_rank()
@@ -121,8 +117,7 @@ class Recorder:
         self.note: Callable[[str, dict[str, Any]], None] = lambda _kind, _data: None
         """Takes something that happened in this step, as data that fits JSON; probes speak through it."""
         self._make_room_for_probes()
-        self.last_loss: float | None = None
-        self.losses = 0
+        self._make_room_for_numbers()
         self.hashes = settings.hashes
         self.hists = settings.histograms
         self._bad_steps = 0
@@ -131,10 +126,23 @@ class Recorder:
         self._memory_at = 0.0
         self._backlog: list[Draft] = []
         self._handed_over_at = 0.0
-        self.copies: list[tuple[int, int]] = []
         self._nothing = self._layout = Layout([], [])
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
+
+    def _make_room_for_numbers(self) -> None:
+        self.keys: list[int] = []
+        self.copies: list[tuple[int, int]] = []
+        self.scalars: list[Scalar] = []
+        self.waiting: list[tuple[str, torch.Tensor, int]] = []
+        self.batches: list[Batch] = []
+        self.handles: list[Any] = []
+        self.has_output = False
+        """Whether a root call has ended and no backward pass has begun since."""
+        self.losses = 0
+        self.last_loss: float | None = None
+        self.lowest_loss = (inf, -2)
+        """The lowest loss so far and its step."""
 
     def _make_room_for_probes(self) -> None:
         self.on_call: list[Callable[[Call], None]] = []
@@ -274,9 +282,14 @@ class Recorder:
             return
         number = value.item()
         self.scalars.append(Scalar("loss", number, ordinal))
-        self.last_loss = number
+        self._note_loss(number)
         if number - number != 0.0:  # NaN or infinite
             self.report_bad("loss", "loss")
+
+    def _note_loss(self, value: float) -> None:
+        self.last_loss = value
+        if value < self.lowest_loss[0]:
+            self.lowest_loss = (value, self.step)
 
     def ask(self, probes: list[Callable[..., None]], *what: Any) -> None:
         """Call probes with what happened; one that fails is told of and never called again.
@@ -405,7 +418,7 @@ class Recorder:
         for name, tensor, ordinal in self.waiting:
             self.scalars.append(Scalar(name, float(tensor.double().mean()), ordinal))
             if name == "loss":
-                self.last_loss = self.scalars[-1].value
+                self._note_loss(self.scalars[-1].value)
         if partial:
             self.scalars.append(Scalar("clew.partial", 1.0))
         now = perf_counter()

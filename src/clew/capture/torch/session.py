@@ -15,7 +15,6 @@ from clew.capture.torch.forward import ForwardLens
 from clew.capture.torch.optimizers import OptimizerLens
 from clew.capture.torch.patches import Patches
 from clew.capture.torch.policy import Policy
-from clew.capture.torch.probe_evaluation import EvaluationProbe
 from clew.capture.torch.probe_loop import Lens, make_loop_probes
 from clew.capture.torch.probe_objective import ObjectiveProbe
 from clew.capture.torch.probe_stats import StatsProbe
@@ -67,7 +66,6 @@ class TorchSession:
             saved,
             StatsProbe(self.recorder),
             ObjectiveProbe(self.recorder, saved),
-            EvaluationProbe(self.recorder),
             *make_loop_probes(self.recorder, self.optimizers, saved),
         )
         self.policy = Policy(self.recorder, self.optimizers, settings=settings, tell=tell, act=on_hit)
