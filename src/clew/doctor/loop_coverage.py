@@ -50,7 +50,6 @@ def parameter_not_optimized(case: Case) -> Iterator[Found]:
             },
             source=made,
             hint=hint,
-            severity="error" if note["held"] else "warning",
         )
         return
 

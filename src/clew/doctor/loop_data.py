@@ -27,7 +27,7 @@ _SHARE: Final = 0.02
     silent="real samples differ; labels, masks and positions may be equal as long as something differs",
     hint="look at __getitem__: does it use its index?",
     needs=("probe:data",),
-    explains=("M20", "V02", "D06", "M09"),
+    explains=("M20", "V02", "D06", "M09", "D04"),
 )
 def identical_samples(case: Case) -> Iterator[Found]:
     """Every sample of a batch is the same."""

@@ -187,6 +187,8 @@ def detached_loss(case: Case) -> Iterator[Found]:
     for note in case.noted("loss-leaf"):
         if note["parameters"] and not note["trainable"]:
             return  # nothing can be trained: that is another fault
+        if note.get("has_history") and not case.noted("no-gradients"):
+            continue  # a loss of its own, such as that of a multiplier, beside one that trains the model
         where = (
             "it was computed under no_grad" if not note["grad_enabled"] else "look for .item(), .detach(), "
         )
@@ -194,9 +196,9 @@ def detached_loss(case: Case) -> Iterator[Found]:
             where += ".data, torch.tensor(loss) or no_grad"
         yield Found(
             int(note["step"]),
-            evidence={"requires_grad": note["requires_grad"], "has_history": False},
+            evidence={"requires_grad": note["requires_grad"], "comes_from_a_model": False},
             source=note["source"],
-            hint=f"the loss{said_at(note['source'])} has no history: {where}",
+            hint=f"the loss{said_at(note['source'])} does not come from the model: {where}",
         )
         return
     for note in case.noted("error"):
@@ -238,10 +240,10 @@ def one_class_cross_entropy(case: Case) -> Iterator[Found]:
     "L10",
     "maximising-loss",
     severity="warning",
-    watches="the sign of the gradient that backward sends into each term of the loss",
-    threshold="negative for every term of every loss, in 3 losses",
-    silent="adversarial trainings keep a positive term; rewards are not such terms",
-    hint="take the minus sign out",
+    watches="the sign of the gradient that backward sends into each term of the loss, fused or written out",
+    threshold="negative for every error, positive for every log-likelihood of every loss, in 3 losses",
+    silent="adversarial trainings keep a positive term; likelihoods weighted by rewards are not such terms",
+    hint="change the sign of the loss",
     needs=("probe:loss", "scalar:loss"),
     explains=("N*", "O08", "V01", "V02", "V03", "M12", "D06"),
 )
@@ -249,20 +251,31 @@ def maximising_loss(case: Case) -> Iterator[Found]:
     """The loss is made larger, not smaller."""
     signed = [(note, term) for note, term in list_terms(case) if term.get("sign")]
     notes = {id(note) for note, _ in signed}
-    if len(notes) < _SIGNED or not all(_goes_up(note, term) for note, term in signed):
+    if len(notes) < _SIGNED or not all(_goes_up(note, term) for note, term in signed) or _is_weighed(signed):
         return
     note, term = signed[0]
-    is_optimizer = term["sign"] > 0
     yield Found(
         int(note["step"]),
         evidence={"losses": len(notes), "terms_going_down": 0, "term": term["form"]},
         source=note["source"],
-        hint="the optimizer was made with maximize=True"
-        if is_optimizer
-        else "the loss is negated on its way to backward: take the minus sign out",
+        hint=_tell_sign(term),
     )
 
 
 def _goes_up(note: dict[str, Any], term: Term) -> bool:
     """Return whether training makes a term larger; an attack on the input trains no model."""
     return bool(note["trained"]) and note["maximize"] == [term["sign"] > 0]
+
+
+def _is_weighed(signed: list[tuple[dict[str, Any], Term]]) -> bool:
+    """Return whether a part is multiplied by what may be a reward or cost: a large number, or another each time."""
+    scales = {term["scale"] for _, term in signed if term.get("is_written_out")}
+    return len(scales) > 1 or any(abs(scale) > 1 for scale in scales)
+
+
+def _tell_sign(term: Term) -> str:
+    if term["sign"] > 0:
+        return "the optimizer was made with maximize=True"
+    if not term.get("is_written_out") or term["is_error"]:
+        return "the loss is negated on its way to backward: take the minus sign out"
+    return f"the loss is the likelihood itself ({term['form']}): put a minus sign before it"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _NOT_HELD: Final = ("memory.process_peak", "memory.kept")
 """What was held once, and what clew itself holds."""
 
+_WORTH_SECONDS: Final = 1.0
+"""Waiting of a whole run that is worth a word."""
+
 _PHASES: Final = ("rest", "data", "forward", "eval", "backward", "optimizer")
 
 
@@ -27,8 +30,8 @@ _PHASES: Final = ("rest", "data", "forward", "eval", "backward", "optimizer")
     "input-bound",
     severity="warning",
     watches="time.data against the time of a step",
-    threshold="over half of the time of 50 steps is waiting for the loader, and over 5 ms of the median step",
-    silent="small data costs less than 5 ms",
+    threshold="over half of the time of 50 steps is waiting for the loader: 5 ms of the median step and 1 s in all",
+    silent="small data costs less than 5 ms, and a short run has nothing to win",
     hint="give the DataLoader workers (num_workers, prefetch_factor, pin_memory), or make __getitem__ cheaper",
     needs=("scalar:time.data", "steps:50"),
 )
@@ -47,6 +50,7 @@ def input_bound(case: Case) -> Iterator[Found]:
         len(data) >= 50
         and share > 0.5
         and typical > 0.005
+        and float(data.values.sum()) > _WORTH_SECONDS
         and typical > 0.5 * float(np.median(whole[recent]))
     ):
         yield Found(

@@ -13,7 +13,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_events import find_line
-from clew.capture.torch.probe_graph import feeder, name_of, walk_head
+from clew.capture.torch.probe_graph import MOST_NODES, feeder, name_of, walk_head
+from clew.capture.torch.probe_likelihood import DirectionHook, list_parts
 from clew.capture.torch.probe_terms import Operands, read_term
 
 if TYPE_CHECKING:
@@ -113,24 +114,28 @@ class LossProbe:
         self._looks[form] = looks + 1
         return True
 
-    def _see_leaf(self, loss: torch.Tensor) -> None:
+    def _see_leaf(self, loss: torch.Tensor, *, has_history: bool = False) -> None:
         """Backward on a leaf reaches nothing; torch raises if it does not even require a gradient."""
         self._leaves += 1
         if self._leaves > _MOST_LEAF_NOTES:
             return
-        models = [model for ref in self._models.values() if (model := ref()) is not None]
+        models = self._living_models()
         models += [module for module in self._list_trees() if not models]
         parameters = [parameter for model in models for parameter in model.parameters()]
         self.recorder.note(
             "loss-leaf",
             {
                 "requires_grad": loss.requires_grad,
+                "has_history": has_history,
                 "grad_enabled": torch.is_grad_enabled(),
                 "parameters": len(parameters),
                 "trainable": sum(parameter.requires_grad for parameter in parameters),
                 "source": find_line(),
             },
         )
+
+    def _living_models(self) -> list[torch.nn.Module]:
+        return [model for ref in self._models.values() if (model := ref()) is not None]
 
     def _list_trees(self) -> list[torch.nn.Module]:
         trees = self.recorder.registry.living_trees()
@@ -151,7 +156,11 @@ class LossProbe:
             tokens=[tensor for ref in self._tokens if (tensor := ref()) is not None],
         )
         self._source = find_line()
-        for node in walk_head(loss.grad_fn, border):
+        self._look_at_parts(loss.grad_fn, border)
+        nodes = list(walk_head(loss.grad_fn, border))
+        if border and len(nodes) < MOST_NODES and self._is_adrift(nodes, border):
+            self._see_leaf(loss, has_history=True)
+        for node in nodes:
             if len(self._terms) >= _MOST_TERMS:
                 return
             with torch.no_grad():
@@ -161,11 +170,28 @@ class LossProbe:
                 if term.get("is_loss"):
                     self._handles.append(node.register_prehook(_SignHook(term)))
 
+    def _is_adrift(self, nodes: list[Any], border: frozenset[int]) -> bool:
+        """Return whether a loss comes from no model at all but from new tensors, such as ``torch.tensor(losses)``."""
+        if any(node._sequence_nr() in border for node in nodes):
+            return False
+        leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+        living = [entry.ref() for entry in self.optimizers.entries.values()]
+        groups = [group for optimizer in living if optimizer is not None for group in optimizer.param_groups]
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        own = {id(p) for model in self._living_models() for p in model.parameters()}
+        return bool(leaves) and bool(trained & own) and not any(id(leaf) in trained | own for leaf in leaves)
+
+    def _look_at_parts(self, node: Any, border: frozenset[int]) -> None:
+        """See what a loss that is written out is made of, and hear which way it is pushed."""
+        for part in list_parts(node, saved=self.saved, border=border)[:_MOST_TERMS]:
+            term = {"form": part.form, "is_loss": True, "is_written_out": True, "is_error": part.is_error}
+            term["scale"] = part.scale
+            self._terms.append(term)
+            self._handles.append(part.node.register_prehook(DirectionHook(term, is_error=part.is_error)))
+
     def _tell_direction(self) -> dict[str, Any]:
         """Return whether the optimizers of the models go up or down, and whether there are any."""
-        own = {
-            id(p) for ref in self._models.values() if (model := ref()) is not None for p in model.parameters()
-        }
+        own = {id(p) for model in self._living_models() for p in model.parameters()}
         living = [entry.ref() for entry in self.optimizers.entries.values()]
         groups = [group for optimizer in living if optimizer is not None for group in optimizer.param_groups]
         ours = [group for group in groups if any(id(p) in own for p in group["params"])]

@@ -1,0 +1,150 @@
+"""Losses that are written out by hand: with the wrong sign, with the right one, and with none to judge."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import blobs, mlp
+from torch import nn
+
+PICK = torch.arange(64)
+
+
+def picked(scores, y):
+    return F.log_softmax(scores, 1)[PICK, y].mean()
+
+
+def gathered(scores, y):
+    return F.log_softmax(scores, 1).gather(1, y[:, None]).sum() / 64
+
+
+def one_hot(scores, y):
+    return (F.one_hot(y, 3) * torch.log(F.softmax(scores, 1) + 1e-8)).sum(1).mean()
+
+
+def two_sided(scores, y):
+    p, t = torch.sigmoid(scores[:, 0]), (y == 0).float()
+    return (t * torch.log(p + 1e-7) + (1 - t) * torch.log(1 - p + 1e-7)).mean()
+
+
+def categorical(scores, y):
+    return torch.distributions.Categorical(logits=scores).log_prob(y).mean()
+
+
+def normal(scores, y):
+    return torch.distributions.Normal(scores[:, 0], F.softplus(scores[:, 1]) + 0.1).log_prob(y.float()).mean()
+
+
+def squares(scores, y):
+    return -((scores[:, 0] - y) ** 2).mean()
+
+
+def distance(scores, y):
+    return -F.l1_loss(scores[:, 0], y.float())
+
+
+LIKELIHOODS = [picked, gathered, one_hot, two_sided, categorical, normal, squares, distance]
+
+
+def train(loss, *, steps=5):
+    model = nn.Sequential(mlp())
+    x, y = (each[:64] for each in blobs())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_a_likelihood_that_is_made_smaller(judge, likelihood):
+    judged = judge(lambda: train(likelihood))
+    assert judged.ids == ["L10"], judged
+    words = "take the minus sign out" if likelihood in (squares, distance) else "minus sign"
+    assert words in judged["L10"].hint
+    assert judge(lambda: train(lambda scores, y: -likelihood(scores, y))).ids == []
+
+
+def draw(scores):
+    return torch.multinomial(F.softmax(scores.detach(), 1), 1)[:, 0]
+
+
+def costs(scores, y):
+    """A policy whose actions cost something: what is expensive is made less likely."""
+    return (F.log_softmax(scores, 1)[PICK, draw(scores)] * torch.rand(64)).mean()
+
+
+def penalties(scores, y):
+    """Every reward is negative."""
+    return -(torch.distributions.Categorical(logits=scores).log_prob(draw(scores)) * -torch.rand(64)).mean()
+
+
+def one_cost_for_all(scores, y):
+    return F.log_softmax(scores, 1)[PICK, draw(scores)].sum() * float(torch.rand(()))
+
+
+def continuous_costs(scores, y):
+    action = torch.distributions.Normal(scores, 1.0).sample()
+    return (torch.distributions.Normal(scores, 1.0).log_prob(action).sum(1) * torch.rand(64)).mean()
+
+
+def an_energy(scores, y):
+    return -scores.logsumexp(1).mean() + scores.square().mean()
+
+
+@pytest.mark.parametrize("loss", [costs, penalties, one_cost_for_all, continuous_costs, an_energy])
+def test_no_sign_to_judge(judge, loss):
+    assert judge(lambda: train(loss)).ids == []
+
+
+def test_the_game_of_a_generator_keeps_a_right_term(judge):
+    def play():
+        maker, critic = mlp(classes=8), mlp(classes=1)
+        ours, theirs = (torch.optim.SGD(each.parameters(), lr=1e-3) for each in (maker, critic))
+        x, _ = blobs(64)
+        for _ in range(5):
+            theirs.zero_grad()
+            real, made = torch.sigmoid(critic(x)), torch.sigmoid(critic(maker(x).detach()))
+            (-torch.log(real).mean() - torch.log(1 - made).mean()).backward()
+            theirs.step()
+            ours.zero_grad()
+            torch.log(1 - torch.sigmoid(critic(maker(x)))).mean().backward()
+            ours.step()
+
+    assert judge(play).ids == []
+
+
+def numbers_again(scores, y):
+    return torch.tensor([F.cross_entropy(scores, y).item()], requires_grad=True).mean()
+
+
+def through_numpy(scores, y):
+    return torch.from_numpy(scores.detach().numpy()).requires_grad_().square().mean()
+
+
+def variable(scores, y):
+    return 2 * torch.ones(64, requires_grad=True).dot(scores.detach()[:, 0])
+
+
+@pytest.mark.parametrize("loss", [numbers_again, through_numpy, variable])
+def test_a_loss_of_new_tensors(judge, loss):
+    judged = judge(lambda: train(loss))
+    assert judged.ids == ["L06"], judged
+    assert "does not come from the model" in judged["L06"].hint
+    assert judged["L06"].source.endswith(f":{train.__code__.co_firstlineno + 6}")
+
+
+def test_a_multiplier_has_a_loss_of_its_own(judge):
+    def play():
+        model = mlp()
+        x, y = blobs(64)
+        multiplier = torch.zeros((), requires_grad=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            value = F.cross_entropy(model(x), y)
+            value.backward()
+            (multiplier * (1 - value.detach())).backward()
+            multiplier.data -= 0.1 * multiplier.grad
+            optimizer.step()
+
+    assert judge(play).ids == []
