@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +20,9 @@ ROOT = Path(__file__).parent.parent
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
 
+# Tests start many processes, and each would compile clew again where Python is told to keep no bytecode.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell lets its background jobs ignore Ctrl-C, and the programs that tests start would inherit that.
 if (
@@ -26,11 +31,40 @@ if (
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A busy machine must not fail a test: no deadlines, and the same examples every time. To search for new ones:
+# HYPOTHESIS_PROFILE=explore make test
+hypothesis.settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
 
 def pytest_addoption(parser):
     parser.addoption(
         "--golden-rewrite", action="store_true", help="write what was drawn over the golden files"
     )
+
+
+def pytest_collection_finish():
+    """Keep what the imports made out of every search for garbage, which then takes no time at all."""
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    """Return what runs scripts and commands in processes of their own that have torch already: see ``zygote.py``."""
+    from zygote import Zygote
+
+    server = Zygote()
+    yield server
+    server.close()
 
 
 @pytest.fixture

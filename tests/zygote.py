@@ -1,19 +1,26 @@
 """Runs many scripts without importing torch for each: a process that has imported it once forks a child per script.
 
-``Zygote`` is the side of the tests. The other side is this file as a program: it reads one JSON list of jobs per line
-from standard input, runs all jobs of a line at once, and answers with the list of their exit codes. A job: ``argv``
-(as ``python`` would get it), ``folder`` (where it runs and where ``stdout`` and ``stderr`` go) and ``environment``.
+``Zygote`` is the side of the tests, who get it as the fixture ``zygote``. The other side is this file as a program: it
+reads one JSON list of jobs per line from standard input, runs all jobs of a line at once, and answers with the list of
+their exit codes. A job: ``argv`` (as ``python`` would get it), ``folder`` (where it runs and where ``stdout`` and
+``stderr`` go) and ``environment``. Tests of what only a fresh ``python`` shows use ``run_apart``.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
+import importlib
 import json
 import os
+import pkgutil
+import re
 import runpy
 import subprocess
 import sys
-from dataclasses import dataclass
+import types
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ class Job:
 
     folder: Path
     argv: list[str]
-    environment: dict[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Zygote:
 
     def close(self) -> None:
         """End the process; no child of it is running then."""
-        self._server.communicate(timeout=30)
+        self._server.communicate(timeout=120)
 
     def run(self, *jobs: Job) -> list[Ending]:
         """Run the jobs at the same time and return how they ended."""
@@ -68,7 +75,14 @@ class Zygote:
             {"argv": job.argv, "folder": str(job.folder), "environment": job.environment} for job in jobs
         ]
         print(json.dumps(request), file=self._server.stdin, flush=True)
-        return _collect(jobs, json.loads(self._server.stdout.readline()))
+        answer = self._server.stdout.readline()
+        assert answer, f"the process that forks ended with {self._server.wait()}"
+        return _collect(jobs, json.loads(answer))
+
+    def clew(self, folder: Path, *words: str) -> Ending:
+        """Run one command of clew in a folder and return how it ended."""
+        (ending,) = self.run(Job(folder, ["-m", "clew", *words]))
+        return ending
 
 
 def run_apart(*jobs: Job) -> list[Ending]:
@@ -137,9 +151,14 @@ def run(argv: list[str]) -> None:
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(argv[0])
-        runpy.run_path(argv[0], run_name="__main__")
+        return
+    sys.path[0] = os.path.dirname(argv[0])
+    # Pickles and spawned processes look for the main module by its name and by its file.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = argv[0]
+    with open(argv[0], "rb") as file:
+        code = compile(file.read(), argv[0], "exec", dont_inherit=True)
+    exec(code, vars(main))
 
 
 def import_for_the_children() -> None:
@@ -149,13 +168,51 @@ def import_for_the_children() -> None:
     import torch._dynamo  # the first optimizer step imports it
     import torch.utils.data
 
+    import clew
+
+    for found in pkgutil.walk_packages(clew.__path__, "clew."):
+        if not _ELSEWHERE.search(found.name):
+            importlib.import_module(found.name)
     torch.set_num_threads(1)
     gc.freeze()  # a collection in a child would copy every page
 
 
+_ELSEWHERE = re.compile("jax|keras|__main__|integrations|testing")
+"""What a script under clew does not load, or loads itself."""
+
+
+class Exit:
+    """Ends a child after everything that ``atexit`` has to do; taking the modules apart would copy every page."""
+
+    code: int | None = 0
+
+    def note(self, error: BaseException) -> None:
+        """Keep the exit code that python would give for an exception which nobody caught."""
+        if isinstance(error, SystemExit):
+            given = error.code
+            self.code = given & 0xFF if isinstance(given, int) else int(given is not None)
+        else:
+            self.code = None if isinstance(error, KeyboardInterrupt) else 1
+
+    def leave(self) -> None:
+        if self.code is not None:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(
+                    AttributeError, OSError, ValueError
+                ):  # closed, or gone with its reader
+                    stream.flush()
+            os._exit(self.code)
+
+
 if __name__ == "__main__":
+    ending = Exit()
+    atexit.register(ending.leave)  # before every import: what is registered first comes last
     import_for_the_children()
     todo = serve()
     if todo is not None:
         enter(todo)
-        run(todo["argv"])
+        try:
+            run(todo["argv"])
+        except BaseException as error:
+            ending.note(error)
+            raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -32,7 +32,14 @@ def test_trainings_are_the_promised_ones(name, parameters):
     assert training.step().isfinite()
 
 
-def test_cost_is_measured_in_turns():
+@pytest.fixture
+def short(monkeypatch):
+    """Make a measurement short: its numbers say nothing then, but they add up all the same."""
+    monkeypatch.setattr(interleave, "_WARM_UP", dict.fromkeys(interleave._WARM_UP, 20))
+    monkeypatch.setattr(interleave, "_MOST_STEPS", 10)
+
+
+def test_cost_is_measured_in_turns(short):
     mode = dataclasses.replace(modes.MODES[0], block_seconds=0.01)
     cost = interleave.measure("mlp", mode, rounds=3)
     assert cost.rounds == 3
@@ -59,26 +66,16 @@ def test_peak_memory_is_that_of_the_process_alone():
     assert found["parameter_bytes"] == 4 * 335_114
 
 
-def test_result_file_and_exit_code(tmp_path):
+def test_result_file_and_exit_code(short, tmp_path, monkeypatch, capsys):
     result = tmp_path / "result.json"
-    words = [
-        "--quick",
-        "--rounds",
-        "2",
-        "--trainings",
-        "mlp",
-        "--modes",
-        "basic",
-        "--no-memory",
-        "--write",
-        str(result),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stderr == ""
+    options = ["--quick", "--rounds", "2", "--trainings", "mlp", "--modes", "basic", "--no-memory", "--write"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *options, str(result)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("benchmarks", run_name="__main__")
     written = json.loads(result.read_text())
     (row,) = written["speed"]
     assert (row["training"], row["mode"], row["rounds"]) == ("mlp", "basic", 2)
-    assert done.returncode == (0 if row["holds"] else 1)
-    assert "mlp      basic" in done.stdout
+    assert ended.value.code == (0 if row["holds"] else 1)
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "mlp      basic" in said.out

@@ -10,18 +10,11 @@ import pytest
 from loop import Loop, read_loops
 
 import clew
-from zygote import Ending, Job, Zygote, run_apart
+from zygote import Ending, Job, run_apart
 
 LOOPS = read_loops()
 DIGESTS = 9
 EVERYTHING = ("--budget", "off", "--kinds", "all", "--snapshots", "every:2")
-
-
-@pytest.fixture(scope="session")
-def zygote():
-    server = Zygote()
-    yield server
-    server.close()
 
 
 def pytest_generate_tests(metafunc):

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from clew.cli import main
-from zygote import Job, Zygote
+from zygote import Job
 
 TRAIN = """
 import hashlib, random
@@ -44,13 +44,6 @@ mine = 3
 """
 CLEW_RUN = ["-m", "clew", "run", "--no-status", "--name", "run"]
 LINE = next(number for number, line in enumerate(TRAIN.splitlines(), 1) if "# BACKWARD" in line)
-
-
-@pytest.fixture(scope="module")
-def zygote():
-    server = Zygote()
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -67,13 +67,6 @@ class Project:
         return clew.open_run(folder)
 
 
-@pytest.fixture(scope="module")
-def zygote():
-    server = Zygote()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def project(zygote, tmp_path):
     return Project(zygote, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 import os
 import platform
@@ -129,11 +130,17 @@ def _ask_git(folder: Path, *words: str) -> str:
 
 def read_packages() -> dict[str, str]:
     """Return the version of every installed distribution."""
+    return dict(_read_packages(tuple(sys.path)))
+
+
+@functools.cache
+def _read_packages(_path: tuple[str, ...]) -> dict[str, str]:
+    # Hundreds of files are read for it: once is enough for all runs that a process records.
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:
-            versions[str(name)] = str(distribution.version)
+        metadata = distribution.metadata
+        if name := metadata["Name"]:
+            versions[str(name)] = str(metadata["Version"])
     return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 

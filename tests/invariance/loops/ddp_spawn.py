@@ -4,7 +4,6 @@ steps: 4
 sites: 0 2 0.weight
 kinds: output grad_output param grad update
 scalars: loss
-process: own
 gap: processes that the script itself spawns are not recorded
 """
 

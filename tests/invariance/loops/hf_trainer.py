@@ -5,7 +5,6 @@ sites: transformer.wte transformer.h.0.attn.c_attn lm_head transformer.h.0.mlp.c
 kinds: output grad_output param grad update
 scalars: loss lr
 losses: not printed
-process: own
 needs: transformers accelerate
 """
 

@@ -5,7 +5,6 @@ sites: net.0 net.2 net.0.weight
 kinds: output grad_output param grad update
 scalars: loss lr
 losses: not printed
-process: own
 needs: lightning
 """
 

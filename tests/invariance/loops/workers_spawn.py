@@ -4,7 +4,6 @@ steps: 4
 sites: 0 2 0.weight
 kinds: output grad_output param grad update batch
 scalars: loss
-process: own
 """
 
 import random
