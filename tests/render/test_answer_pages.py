@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clew.model.finding import Diagnosis, Finding, NotChecked
 from clew.render.terminal import Screen, lower
+from clew.replay.words import say
 from clew.views import diagnosis_page, why_page
 
 SCREEN = Screen(width=80, color=False)
@@ -72,3 +73,16 @@ def test_a_verdict(golden):
             SCREEN,
         ),
     )
+
+
+def test_a_verdict_does_not_call_a_mask_finite():
+    verdict = {"found": True, "step": 1, "phase": "forward", "op": "softmax", "elements": [{"value": "nan"}]}
+    said = {
+        word: say({**verdict, "inputs": [{"inf": 0, "nan": 0}, {word: 150}]})
+        for word in ("inf", "nan", "zero")
+    }
+    assert said == {
+        "inf": "softmax made NaN out of numbers with infinities among them",
+        "nan": "softmax made NaN out of numbers with NaN among them",
+        "zero": "softmax made NaN out of finite numbers",
+    }

@@ -23,8 +23,18 @@ def say(verdict: dict[str, Any]) -> str:
             f"the gradient of {verdict['op']}{where} became {born} in the backward pass; the operation is{at}"
         )
     if phase == "optimizer":
-        return f"the optimizer's {verdict['op']} made {born} out of finite numbers{where}{at}"
-    return f"{verdict['op']}{where} made {born} out of finite numbers{at}"
+        return f"the optimizer's {verdict['op']} made {born} out of {_went_in(verdict)}{where}{at}"
+    return f"{verdict['op']}{where} made {born} out of {_went_in(verdict)}{at}"
+
+
+def _went_in(verdict: dict[str, Any]) -> str:
+    """Name what the operation was given: a mask of infinities is meant, but not a finite number."""
+    inputs = verdict.get("inputs") or ()
+    if any(value.get("nan") for value in inputs):
+        return "numbers with NaN among them"
+    if any(value.get("inf") for value in inputs):
+        return "numbers with infinities among them"
+    return "finite numbers"
 
 
 def _born(verdict: dict[str, Any]) -> str:

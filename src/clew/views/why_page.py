@@ -17,6 +17,9 @@ _REPLAY = {
     "none": "nothing was replayed",
 }
 
+_HANDED_ON = frozenset({"alias", "detach", "expand", "view", "_unsafe_view", "_reshape_alias"})
+"""Operations that torch puts between the lines of a program and that change no value."""
+
 
 def make_page(verdict: dict[str, Any]) -> Page:
     """Return the page for a verdict (the fields of ``clew why --json``)."""
@@ -76,7 +79,7 @@ def _tell_elements(verdict: dict[str, Any]) -> list[Block]:
 
 
 def _tell_chain(verdict: dict[str, Any]) -> list[Block]:
-    chain = verdict.get("chain") or []
+    chain = [link for link in verdict.get("chain") or [] if link["op"] not in _HANDED_ON]
     if len(chain) < 2:
         return []
     shown = chain if len(chain) <= 8 else [*chain[:4], None, *chain[-3:]]
