@@ -7,10 +7,11 @@ import inspect
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from clew import logs
 from clew.api.recording import Recording
+from clew.api.repeated import describe_program, meet
 from clew.capture.settings import load_settings
 from clew.errors import ClewError, UsageError
 
@@ -77,9 +78,16 @@ def watch(model: Any = None, optimizer: Any = None, **settings: Any) -> Watch:
     models = _name_models(model)
     optimizers = _as_list(optimizer)
     _check_types(models, optimizers)
+    again = meet()
+    if again is not None:
+        return cast("Watch", again.watch(models, optimizers))  # it behaves as one
+    program = describe_program()
     recording = Recording(
         chosen,
-        command=list(sys.argv),
+        command=program.command,
+        is_module=program.is_module,
+        watch=program.number,
+        obstacle=program.obstacle,
         title=chosen.name or Path(sys.argv[0]).stem or "watch",
         on_hit=on_hit if callable(on_hit) else None,
     )

@@ -43,12 +43,15 @@ class Recording:
         title: str,
         is_script: bool = False,
         is_module: bool = False,
+        watch: int = 0,
+        obstacle: str = "",
         on_hit: Callable[[Finding], None] | None = None,
         stops: Stops | None = None,
     ) -> None:
         self.settings = settings
         self._is_script = is_script
         self._is_module = is_module
+        self._watch, self._obstacle = watch, obstacle
         self._command = command
         self._cwd = str(Path.cwd())
         self._watcher = self._make_watcher()
@@ -101,6 +104,8 @@ class Recording:
             cwd=self._cwd,
             is_script=self._is_script,
             is_module=self._is_module,
+            watch=self._watch,
+            obstacle=self._obstacle,
             torch=torch.__version__,
             seeds={"torch": torch.initial_seed()},
         )

@@ -70,7 +70,7 @@ def write_repro(
 def _find_evidence(run: Run, step: int | None, *, site: str) -> Path:
     found = _list_all(run)
     wanted = step if step is not None else min(found, default=None) if site else None
-    if wanted is not None and run.info.is_script and (site or wanted not in found):
+    if wanted is not None and (run.info.is_script or run.info.watch) and (site or wanted not in found):
         _make_evidence(run, wanted, site)
         found = _list_all(run)
     if step is None and found:

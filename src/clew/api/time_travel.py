@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clew.api.replay import Execution, execute_again
+from clew.api.why import choose_rank, first_bad_step
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def travel(
     run: Run,
     step: int | None,
     *,
+    rank: int | None = None,
     commands: Sequence[str] | None = None,
     as_json: bool = False,
     is_full: bool = False,
@@ -49,7 +51,9 @@ def travel(
 
         return after
 
-    done = execute_again(run, wanted, around=around, is_loud=True)
+    done = execute_again(
+        run, wanted, around=around, rank=choose_rank(run, wanted) if rank is None else rank, is_loud=True
+    )
     if not done.was_executed or done.result is None:
         raise UsageError(
             f"step {wanted} could not be executed again: {done.error or 'the script did not come to it'}",
@@ -61,8 +65,6 @@ def travel(
 
 def _choose_step(run: Run) -> int:
     """Return the step to look at where none is named: the first bad one, else the last."""
-    from clew.api.why import first_bad_step
-
     bad = first_bad_step(run)
     return bad if bad is not None else run.last_step
 

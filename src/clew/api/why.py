@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     from clew.replay.stage import Around, Stage
 
 
-def why(run: Run, *, step: int | None = None, rerun: bool = False) -> dict[str, Any]:
-    """Return the verdict on a run's bad step, or on a step of one's choice.
+def why(run: Run, *, step: int | None = None, rank: int | None = None, rerun: bool = False) -> dict[str, Any]:
+    """Return the verdict on a run's bad step, or on a step and a rank of one's choice.
 
     A verdict made while the run went on is returned as it is. Otherwise the step is executed again, from a snapshot
     before it or from the start of the script, and compared with the recording; ``rerun`` asks for the start of the
     script even when a verdict is there. A cause that is found is kept in the run.
     """
-    known = _known_verdict(run.path, step)
+    known = _known_verdict(run.path, step, rank)
     if known is not None and not rerun:
         return known
     wanted = step if step is not None else first_bad_step(run)
     if wanted is None:
         return _make_empty(run.last_step, ["nothing in this run was NaN or infinite"])
-    return explain_again(run, wanted, ways=("start",) if rerun else WAYS)
+    if rank is None:
+        rank = known["rank"] if known is not None else choose_rank(run, wanted)
+    return explain_again(run, wanted, rank=rank, ways=("start",) if rerun else WAYS)
 
 
 def explain_again(
@@ -132,16 +134,29 @@ def _make_empty(step: int, notes: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _known_verdict(folder: Path, step: int | None) -> dict[str, Any] | None:
-    for rank in list_ranks(folder) if folder.is_dir() else ():
-        for verdict in read_verdicts(rank_folder(folder, rank)):
-            if step is None or verdict["step"] == step:
-                return {**verdict, "rank": rank}
-    return None
+def _known_verdict(folder: Path, step: int | None, only: int | None) -> dict[str, Any] | None:
+    """Return the verdict of the first bad step; of several ranks, that of the one that has found a cause."""
+    known = [
+        {**verdict, "rank": rank}
+        for rank in (list_ranks(folder) if folder.is_dir() else ())
+        for verdict in read_verdicts(rank_folder(folder, rank))
+        if (step is None or verdict["step"] == step) and (only is None or rank == only)
+    ]
+    # A bad value of one rank reaches the others with the average of the gradients, in the same step.
+    return min(known, key=lambda verdict: (verdict["step"], not verdict["found"]), default=None)
+
+
+def choose_rank(run: Run, step: int) -> int:
+    """Return the rank to look at where none is named: the first one whose own loss is bad in that step."""
+    for rank in run.ranks if run.info.world_size > 1 else ():
+        for series in run.scalars("loss", rank=rank).values():
+            values = series.values[series.steps == step]
+            if not all(map(math.isfinite, values.tolist())):
+                return rank
+    return min(run.ranks, default=0)
 
 
 def first_bad_step(run: Run) -> int | None:
-    """Return the first step with a NaN or an infinity in its records or its loss, or None."""
     """Return the first step with a NaN or an infinity in a tensor or in the loss, or None."""
     first = run.first_nonfinite()
     steps = [int(first["step"])] if first is not None else []

@@ -19,6 +19,7 @@ def configure(parser: Parser) -> None:
     """Add the run, the step, and where commands come from."""
     add_run(parser)
     parser.add_argument("--step", metavar="N", type=int, help="the step (the first bad one, else the last)")
+    parser.add_argument("--rank", metavar="R", type=int, help="of this rank (the one that went bad first)")
     parser.add_argument(
         "--commands", metavar="FILE", help="execute these commands instead of asking; - is standard input"
     )
@@ -40,6 +41,7 @@ def execute(args: Namespace) -> int:
     done = travel(
         run,
         args.step,
+        rank=args.rank,
         commands=_read_commands(args.commands, as_json=args.json),
         as_json=args.json,
         is_full=args.full,

@@ -19,6 +19,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--step", metavar="N", type=int, help="explain this step instead of the first bad one"
     )
+    parser.add_argument("--rank", metavar="R", type=int, help="of this rank (the one that went bad first)")
     parser.add_argument(
         "--rerun", action="store_true", help="run the script again even if a verdict is there"
     )
@@ -29,7 +30,7 @@ def execute(args: Namespace) -> int:
     """Print the verdict; exit 1 when no cause was found."""
     from clew.api.why import why
 
-    verdict = why(open_chosen(args), step=args.step, rerun=args.rerun)
+    verdict = why(open_chosen(args), step=args.step, rank=args.rank, rerun=args.rerun)
     if args.json:
         from clew.render.json import dump
 

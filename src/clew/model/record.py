@@ -113,6 +113,10 @@ class RunInfo:
     cwd: str = ""
     is_script: bool = False
     is_module: bool = False
+    watch: int = 0
+    """Which ``clew.watch`` of its process recorded it, counted from 1; 0 for ``clew run``."""
+    obstacle: str = ""
+    """Why its command does not start it again, if so."""
     started: str = ""
     ended: str = ""
     state: str = "recording"

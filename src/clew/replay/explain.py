@@ -11,6 +11,7 @@ from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.capture.torch.leaves import walk
 from clew.logs import room_log
 from clew.model.schema import KIND_INDEX
+from clew.replay import alone
 from clew.replay.evidence import Evidence, pack
 from clew.replay.fork import run_forked
 from clew.replay.in_memory import InMemory
@@ -77,6 +78,10 @@ class Explainer:
             if verdict.replay == "identical" or len(found) == _ENOUGH:
                 break
         if not found:
+            if alone.has_others() and kind != "loss":
+                notes.insert(
+                    0, "nothing bad came of this rank's own batch: look at the other ranks' verdicts"
+                )
             return Verdict(False, recorder.step, notes=notes)
         return min(found, key=lambda verdict: _EXACTNESS.index(verdict.replay))
 
@@ -85,6 +90,8 @@ class Explainer:
     def _rehearse(self, way: Way, kind: str) -> Verdict:
         recorder = self._recorder
         flight = recorder.flight
+        if alone.has_others():
+            alone.stay_alone()
         memory = InMemory(kind, recorder.registry)
         if kind != "loss":
             for _, parameter in recorder.registry.living_parameters():
@@ -101,6 +108,8 @@ class Explainer:
         size = data[0].shape[0] if data and data[0].dim() else None
         verdict = judge(rehearsal, step=recorder.step, batch_size=size, way=way.name)
         if verdict.found:
+            if alone.has_others():
+                verdict.notes.append(alone.NOTE)
             self._compare(rehearsal, verdict, memory)
             self._keep_evidence(evidence, verdict)
         return verdict

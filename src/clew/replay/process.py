@@ -6,14 +6,17 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_LOOK_SECONDS: Final = 0.3
 
 
 class Child:
@@ -49,8 +52,16 @@ class Child:
             os._exit(0)
 
 
-def run_in_child(action: Callable[[Child], object], *, is_loud: bool = False) -> dict[str, Any]:
-    """Fork, let the copy act, and return what it answered; empty when it ended without an answer."""
+def run_in_child(
+    action: Callable[[Child], object],
+    *,
+    is_loud: bool = False,
+    find_failed: Callable[[], str] | None = None,
+) -> dict[str, Any]:
+    """Fork, let the copy act, and return what it answered; empty when it ended without an answer.
+
+    ``find_failed`` is asked now and then why nothing can come of it any more; the copy is ended then.
+    """
     if not hasattr(os, "fork"):
         raise UsageError("this system cannot fork a process, which executing a step again needs")
     for stream in (sys.stdout, sys.stderr):
@@ -59,15 +70,16 @@ def run_in_child(action: Callable[[Child], object], *, is_loud: bool = False) ->
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _live(action, Child(writing))
+        live(action, Child(writing))
     os.close(writing)
     try:
-        return _listen(reading, pid, is_patient=is_loud)
+        return _listen(reading, pid, is_patient=is_loud, find_failed=find_failed)
     finally:
         os.close(reading)
 
 
-def _live(action: Callable[[Child], object], child: Child) -> NoReturn:
+def live(action: Callable[[Child], object], child: Child) -> NoReturn:
+    """Act in a copy of the process until it answers, silent from the beginning."""
     try:
         # A crash here is none of the caller's: its stacks would end up in the wrong place.
         faulthandler.disable()
@@ -79,14 +91,24 @@ def _live(action: Callable[[Child], object], child: Child) -> NoReturn:
         os._exit(1)
 
 
-def _listen(reading: int, pid: int, *, is_patient: bool) -> dict[str, Any]:
+def _listen(
+    reading: int, pid: int, *, is_patient: bool, find_failed: Callable[[], str] | None
+) -> dict[str, Any]:
     before = signal.getsignal(signal.SIGINT)
     if is_patient:  # Ctrl-C is for the one who speaks with the copy
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     pieces = []
     try:
-        while piece := os.read(reading, 1 << 16):
+        while True:
+            if find_failed is not None and not select.select([reading], [], [], _LOOK_SECONDS)[0]:
+                if failed := find_failed():
+                    os.kill(pid, signal.SIGKILL)
+                    return {"error": failed}
+                continue
+            piece = os.read(reading, 1 << 16)
+            if not piece:
+                break
             pieces.append(piece)
     except BaseException:
         os.kill(pid, signal.SIGKILL)

@@ -67,6 +67,7 @@ class Stage:
         is_last: bool,
         is_loud: bool = False,
         jump: Jump | None = None,
+        release: Callable[[], None] | None = None,
     ) -> None:
         self.session = session
         self.recorder = session.recorder
@@ -87,6 +88,7 @@ class Stage:
         self._is_last = is_last
         self._is_loud = is_loud
         self._jump = jump
+        self._release = release
         self._is_live = False
         self._is_over = False
         self._depth = 0
@@ -146,7 +148,7 @@ class Stage:
         except Exception as error:  # noqa: BLE001 - the script must not see it; another way is tried
             self.reasons.append(f"the snapshot cannot be restored: {type(error).__name__}: {error}")
             self._give_up()
-        self.reasons = jump.notes
+        self.reasons += jump.notes
         self.first_step = jump.step
         recorder.end_step()
         recorder.step = jump.step
@@ -252,6 +254,8 @@ class Stage:
     def finish(self, *, error: str = "") -> NoReturn:
         """End the execution here and now: compare, let ``after`` speak, answer."""
         self._is_over = True
+        if self._release is not None:
+            self._release()
         lens = self.rehearsal.lens
         if _get_current_dispatch_mode() is lens:
             lens.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ class Companions:
         self._scalers: list[weakref.ref[Any]] = []
 
     def install(self, patches: Patches) -> None:
-        """Begin to see them."""
+        """Begin to see them; the schedulers that are there already are found in memory."""
+        self._schedulers = [weakref.ref(thing) for thing in gc.get_objects() if _is_scheduler(thing)]
         patches.replace(LRScheduler, "__init__", self._make_scheduler)
         patches.replace(torch.amp.GradScaler, "step", self._make_scaler_step)
 
@@ -50,6 +52,11 @@ class Companions:
             return original(scaler, *args, **kwargs)
 
         return step
+
+
+def _is_scheduler(thing: object) -> bool:
+    # type(), not isinstance: a proxy may answer for its target, and loading that would be our doing.
+    return issubclass(type(thing), LRScheduler)
 
 
 def _living(references: list[weakref.ref[Any]]) -> list[Any]:
