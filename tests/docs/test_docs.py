@@ -5,12 +5,13 @@ instead. In ``console`` blocks the lines ``$ clew …`` are executed and must ex
 ends with ``# exit N``; other lines are what a reader sees.
 """
 
+from __future__ import annotations
+
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -18,6 +19,9 @@ import clew
 from clew.cli import main
 from clew.doctor import rule
 from clew.doctor.catalogue import load_rules
+
+if TYPE_CHECKING:
+    from zygote import Zygote
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,7 +53,7 @@ def read_blocks(page: str) -> list[Block]:
     ]
 
 
-def run_page(text: str, name: str) -> None:
+def run_page(text: str, name: str, zygote: Zygote) -> None:
     """Run a page in the working directory; raises for the first example that does not do what it says."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in read_blocks(text):
@@ -60,37 +64,36 @@ def run_page(text: str, name: str) -> None:
             code = compile("\n" * block.line + block.text, name, "exec")
             exec(code, namespace)
         elif block.language == "console":
-            run_console(block.text, name)
+            run_console(block.text, name, zygote)
 
 
-def run_console(text: str, name: str) -> None:
+def run_console(text: str, name: str, zygote: Zygote) -> None:
     """Run the ``$ clew`` lines of a console block."""
     for line in text.splitlines():
         if not line.startswith("$ clew"):
             continue
         wanted = int(found[1]) if (found := EXIT.search(line)) else 0
         words = shlex.split(EXIT.sub("", line))[2:]
-        assert run_clew(words) == wanted, f"{name}: {line}"
+        assert run_clew(words, zygote) == wanted, f"{name}: {line}"
 
 
-def run_clew(words: list[str]) -> int:
+def run_clew(words: list[str], zygote: Zygote) -> int:
     if words[:1] and words[0] not in ALONE:
         return main(words)
-    done = subprocess.run(
-        [sys.executable, "-m", "clew", *words], check=False, stdin=subprocess.DEVNULL, timeout=120
-    )
-    return done.returncode
+    ending = zygote.clew(Path.cwd(), *words)
+    print(ending.stdout, ending.stderr)
+    return ending.code
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_the_examples_of_a_page_work(page, tmp_path, monkeypatch):
+def test_the_examples_of_a_page_work(page, zygote, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         patch.setattr(sys, "argv", ["example"])
         load_rules()
         known = dict(rule.REGISTRY)
         try:
-            run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+            run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)), zygote)
         finally:
             # A rule that an example registers must not judge the runs of other tests.
             rule.REGISTRY.clear()
@@ -106,11 +109,11 @@ def test_the_examples_of_a_page_work(page, tmp_path, monkeypatch):
         ("- item\n  ```python\n  1 / 0\n  ```\n", ZeroDivisionError),
     ],
 )
-def test_a_page_that_lies_fails(page, error, tmp_path, monkeypatch, capsys):
+def test_a_page_that_lies_fails(page, error, zygote, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         with pytest.raises(error):
-            run_page(page, "page.md")
+            run_page(page, "page.md", zygote)
 
 
 TRUE_PAGE = """
@@ -137,8 +140,8 @@ $ make nothing
 """
 
 
-def test_a_page_that_tells_the_truth_passes(tmp_path, monkeypatch, capsys):
+def test_a_page_that_tells_the_truth_passes(zygote, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
-        run_page(TRUE_PAGE, "page.md")
+        run_page(TRUE_PAGE, "page.md", zygote)
     assert capsys.readouterr().out == f"clew {clew.__version__}\n"
