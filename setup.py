@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 UNIX_FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 """Nothing that changes results: no fused or reordered arithmetic. Wider instructions are chosen at run time."""
 
-HEADERS = ("clock", "elements", "lanes", "layout", "measure", "tasks", "tray", "vectors")
+HEADERS = ("clock", "elements", "glance", "lanes", "layout", "measure", "tasks", "tray", "vectors")
 
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 """One binary for all Pythons, where there is a stable interface."""
@@ -26,6 +26,7 @@ kernel = Extension(
 pair = Extension(
     "clew.compare._pair",
     sources=["src/clew/compare/_pair.c"],
+    depends=["src/clew/compare/_bits.h", "src/clew/compare/_mapped.h"],
     define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
     extra_compile_args=["/std:c11"] if sys.platform == "win32" else [*UNIX_FLAGS, "-fopenmp-simd"],
     py_limited_api=STABLE,

@@ -5,6 +5,7 @@
    infinity, an overflow or an underflow shows in the sums themselves, and only then the block is done again, one
    element at a time in double. */
 
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -12,36 +13,20 @@
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "_bits.h"
 #if defined(__unix__) || defined(__APPLE__)
-#include <fcntl.h>
-#include <unistd.h>
+#include "_mapped.h"
 #define HAS_FILES
 #endif
 
-enum { F32, F64, F16, BF16, TYPES };
 enum {
     COUNT, EQUAL, NONFINITE, FINITE, GREATER, LESS, WITHIN_1E3, WITHIN_5E3, ULP_OVER,
     ERROR_SQUARES, A_SQUARES, B_SQUARES, PRODUCTS, ULPS,
     MAX_ABS, MAX_ABS_AT, MAX_REL, MAX_ULP, A_ABS_MAX, B_ABS_MAX, SUMS
 };
 enum { BLOCK = 2048, ULP_LIMIT = 32 };
-
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WIDE
-#endif
-#if defined(__GNUC__)
-#define SIMD(clauses) _Pragma(clauses)
-#define INLINE static inline __attribute__((always_inline))
-#else
-#define SIMD(clauses)
-#define INLINE static inline
-#endif
-
-static const int type_width[TYPES] = {4, 8, 2, 2};
 
 /* A block: its bits with the sign on top of 32, and the values of halves. */
 typedef struct {
@@ -59,47 +44,6 @@ typedef struct {
     const char *a, *b;
     int a_type, b_type;
 } Sides;
-
-/* Position of a number among all of its type, both zeros at `half`. */
-static uint64_t rank_of(uint64_t bits, int width)
-{
-    uint64_t half = UINT64_C(1) << (8 * width - 1), magnitude = bits & (half - 1);
-    return bits & half ? half - magnitude : half + magnitude;
-}
-
-static double as_half(uint16_t bits)
-{
-    int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    double sign = bits >> 15 ? -1.0 : 1.0;
-    if (exponent == 31)
-        return mantissa ? NAN : sign * INFINITY;
-    return sign * (exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24));
-}
-
-static double as_double(const char *raw, int type, uint64_t *bits)
-{
-    uint16_t half;
-    uint32_t word;
-    float single;
-    double value;
-    if (type == F64) {
-        memcpy(bits, raw, sizeof *bits);
-        memcpy(&value, raw, sizeof value);
-        return value;
-    }
-    if (type == F32) {
-        memcpy(&word, raw, sizeof word);
-        *bits = word;
-    } else {
-        memcpy(&half, raw, sizeof half);
-        *bits = half;
-        if (type == F16)
-            return as_half(half);
-        word = (uint32_t)half << 16;
-    }
-    memcpy(&single, &word, sizeof single);
-    return single;
-}
 
 static void keep_largest(double value, double *most)
 {
@@ -435,40 +379,6 @@ static PyObject *measure(PyObject *module, PyObject *args)
 
 #ifdef HAS_FILES
 
-enum { READ_ELEMENTS = 1 << 16, AHEAD_BYTES = 8 << 20 };
-/* A block of each side and what the loops need beside it fit in a second-level cache. */
-
-typedef struct {
-    int file, type;
-    int64_t at, end;
-    char *block;
-} Stream;
-
-enum { READ, SHORT_A, SHORT_B, FAILED };
-
-/* Whether a block could be filled; the errno of a failure is left where it was set. */
-static int fill(Stream *s, int64_t size)
-{
-    char *to = s->block;
-#ifdef POSIX_FADV_WILLNEED
-    if (s->at % AHEAD_BYTES < size && s->at < s->end) {
-        int64_t rest = s->end - s->at;
-        posix_fadvise(s->file, s->at, rest < 2 * AHEAD_BYTES ? rest : 2 * AHEAD_BYTES, POSIX_FADV_WILLNEED);
-    }
-#endif
-    while (size > 0) {
-        ssize_t got = pread(s->file, to, (size_t)size, (off_t)s->at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return got < 0 ? FAILED : SHORT_A;
-        to += got;
-        size -= got;
-        s->at += got;
-    }
-    return READ;
-}
-
 /* The largest finite magnitude of a block that is not of double. */
 static double find_scale(const char *raw, int type, int64_t count)
 {
@@ -484,93 +394,95 @@ static double find_scale(const char *raw, int type, int64_t count)
     return most;
 }
 
-/* What the first block tells for all: a second reading would cost more than it gives. */
+/* How to measure: what the first elements tell stands for all, a second reading would cost more than it gives. */
 typedef struct {
     double small, ulp_range, floor;
     int ulps;
+    double *out;
 } Manner;
 
-static int measure_streams(Stream *a, Stream *b, int64_t count, Manner how, double *out)
+enum { FIRST = 1 << 16 };
+
+static void measure_some(Sides s, int64_t from, int64_t n, Manner *how)
 {
-    Sides sides = {a->block, b->block, a->type, b->type};
-    for (int64_t at = 0; at < count; at += READ_ELEMENTS) {
-        int64_t n = count - at < READ_ELEMENTS ? count - at : READ_ELEMENTS;
-        int state = fill(a, n * type_width[a->type]);
-        if (state != READ)
-            return state;
-        state = fill(b, n * type_width[b->type]);
-        if (state != READ)
-            return state == FAILED ? FAILED : SHORT_B;
-        if (at == 0) {
-            double scale = find_scale(a->block, a->type, n);
-            how.floor = how.small * (scale > 0.0 ? scale : 1.0);
-        }
-        measure_all(sides, at, n, how.floor, how.ulps, out);
-        if (at == 0)
-            how.ulps = how.ulps && sqrt(out[ERROR_SQUARES]) < how.ulp_range * sqrt(out[A_SQUARES]);
+    if (from == 0) {
+        double scale = find_scale(s.a, s.a_type, n < FIRST ? n : FIRST);
+        how->floor = how->small * (scale > 0.0 ? scale : 1.0);
     }
-    if (!how.ulps)
-        leave_out_ulps(out);
-    return READ;
+    measure_all(s, from, n, how->floor, how->ulps, how->out);
+    if (from == 0)
+        how->ulps = how->ulps && sqrt(how->out[ERROR_SQUARES]) < how->ulp_range * sqrt(how->out[A_SQUARES]);
+}
+
+/* Both sides window by window, the first elements apart. */
+static int measure_mapped(Window *a, Window *b, int a_type, int b_type, int64_t count, Manner *how)
+{
+    Sides s = {NULL, NULL, a_type, b_type};
+    int a_width = type_width[a_type], b_width = type_width[b_type];
+    for (int64_t at = 0; at < count;) {
+        int64_t n = at == 0 && count > FIRST ? FIRST : count - at;
+        s.a = look_at(a, at * a_width, &n, a_width);
+        s.b = s.a ? look_at(b, at * b_width, &n, b_width) : NULL;
+        if (!s.b)
+            return 0;
+        measure_some(s, at, n, how);
+        at += n;
+    }
+    return 1;
+}
+
+/* 1 when all was measured, 0 for an error of the system (errno), -1 when a file ended or broke under its map. */
+static int measure_guarded(Window *a, Window *b, int a_type, int b_type, int64_t count, Manner *how)
+{
+    int done = -1;
+    begin_guard();
+    if (!sigsetjmp(guard.place, 1)) {
+        guard.is_on = 1;
+        done = measure_mapped(a, b, a_type, b_type, count, how);
+    }
+    guard.is_on = 0;
+    end_guard();
+    drop_window(a);
+    drop_window(b);
+    return done;
 }
 
 static PyObject *measure_files(PyObject *module, PyObject *args)
 {
-    Stream a = {0}, b = {0};
+    Window a = {0}, b = {0};
     long long count, a_at, b_at;
     unsigned long long to;
     Manner how = {0};
-    int state = FAILED;
+    int a_type, b_type, done;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iiLiiLLddK", &a.type, &a.file, &a_at, &b.type, &b.file, &b_at, &count, &how.small,
+    if (!PyArg_ParseTuple(args, "iiLiiLLddK", &a_type, &a.file, &a_at, &b_type, &b.file, &b_at, &count, &how.small,
                           &how.ulp_range, &to))
         return NULL;
-    if (a.type < 0 || a.type >= TYPES || b.type < 0 || b.type >= TYPES || a.type == F64 || b.type == F64 || count < 0) {
-        PyErr_SetString(PyExc_ValueError, "unknown element type or negative count");
+    if (a_type < 0 || a_type >= TYPES || b_type < 0 || b_type >= TYPES || a_type == F64 || b_type == F64 || count < 0 ||
+        a_at % type_width[a_type] || b_at % type_width[b_type]) {
+        PyErr_SetString(PyExc_ValueError, "unknown element type, negative count, or a place between two elements");
         return NULL;
     }
-    double *out = (double *)(uintptr_t)to;
-    begin(count, out);
-    how.ulps = a.type == b.type;
-    a.at = a_at;
-    b.at = b_at;
-    a.end = a_at + count * type_width[a.type];
-    b.end = b_at + count * type_width[b.type];
-    char *memory = malloc((size_t)READ_ELEMENTS * 8 + 64);
-    if (!memory)
-        return PyErr_NoMemory();
-    a.block = memory + (64 - (uintptr_t)memory % 64);
-    b.block = a.block + (size_t)READ_ELEMENTS * 4;
+    how.out = (double *)(uintptr_t)to;
+    how.ulps = a_type == b_type;
+    begin(count, how.out);
+    open_window(&a, a_at, count * type_width[a_type]);
+    open_window(&b, b_at, count * type_width[b_type]);
     Py_BEGIN_ALLOW_THREADS
-    state = measure_streams(&a, &b, count, how, out);
+    done = measure_guarded(&a, &b, a_type, b_type, count, &how);
     Py_END_ALLOW_THREADS
-    free(memory);
-    if (state == FAILED)
-        return PyErr_SetFromErrno(PyExc_OSError);
-    return PyLong_FromLong(state);
+    if (!how.ulps)
+        leave_out_ulps(how.out);
+    if (done < 0 && is_short(&a))
+        return PyLong_FromLong(1);
+    if (done < 0 && is_short(&b))
+        return PyLong_FromLong(2);
+    if (done < 0)
+        errno = EIO;
+    return done > 0 ? PyLong_FromLong(0) : PyErr_SetFromErrno(PyExc_OSError);
 }
 
 #endif
-
-#define COUNT_TINY(TYPE)                                        \
-    for (int64_t i = 0; i < n; i++) {                           \
-        TYPE magnitude = ((const TYPE *)raw)[i] & (TYPE)mask;   \
-        tiny += magnitude && magnitude < (TYPE)smallest;        \
-    }
-
-/* Numbers above zero and below the smallest normal one, by their bits. */
-WIDE static int count_tiny(const void *raw, int width, int n, uint64_t smallest)
-{
-    uint64_t mask = (UINT64_C(1) << (8 * width - 1)) - 1;
-    int tiny = 0;
-    if (width == 2)
-        COUNT_TINY(uint16_t)
-    else if (width == 4)
-        COUNT_TINY(uint32_t)
-    else
-        COUNT_TINY(uint64_t)
-    return tiny;
-}
 
 static PyObject *count_denormals(PyObject *module, PyObject *args)
 {

@@ -126,7 +126,10 @@ def measure_pair(a: StoredTensor, b: StoredTensor) -> metric.Sums:
 def is_one_pass(a: StoredTensor, b: StoredTensor) -> bool:
     """Whether the compiled loop reads both from their files itself, and sees on its way whether they are equal."""
     return hasattr(_pair, "measure_files") and all(
-        isinstance(each.source, FileBytes) and each.strides is None and each.dtype in _FILE_TYPES
+        isinstance(each.source, FileBytes)
+        and each.strides is None
+        and each.dtype in _FILE_TYPES
+        and each.source.offset % each.element.item_bytes == 0
         for each in (a, b)
     )
 

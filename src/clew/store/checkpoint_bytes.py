@@ -1,7 +1,7 @@
 """Where the bytes of a stored tensor lie, and how they come in blocks of bounded size.
 
-Plain reads into one reused buffer, not memory maps: a file that shrinks under a map kills the process, and
-the pages of a map count as memory until the system takes them back.
+Plain reads into one reused buffer, not memory maps: a file that shrinks under a map kills a process that is not
+prepared for it, and the pages of a map count as memory until the system takes them back.
 """
 
 from __future__ import annotations
