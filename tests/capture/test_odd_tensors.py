@@ -46,3 +46,16 @@ def test_complex_batches_are_compared_without_a_warning(tmp_path):
     with clew.watch(out=str(tmp_path), name="run") as run:
         train(Complex(), batches, lambda out: out.abs().mean())
     assert clew.open_run(run.path).faults() == []
+
+
+def test_an_attribute_that_becomes_a_tensor_is_no_fault(tmp_path):
+    model = torch.nn.Linear(4, 3)
+    model.temperature = 1.0
+
+    def loss(out):
+        model.temperature = torch.tensor([1.0, 2.0, 3.0])
+        return (out / model.temperature).mean()
+
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        train(model, [torch.randn(5, 4) for _ in range(4)], loss)
+    assert clew.open_run(run.path).faults() == []

@@ -38,3 +38,68 @@ def test_trainings_in_several_threads_are_not_judged_as_one(tmp_path):
             worker.start()
             worker.join()
     assert not clew.diagnose(run.path).findings
+
+
+def count_steps(path):
+    """Return how many steps a run counts, everywhere it is said."""
+    run = clew.open_run(path)
+    (listed,) = clew.list_runs(path.parent)
+    assert listed.steps == len(run.ended_steps)
+    return len(run.ended_steps)
+
+
+def test_of_threads_that_train_at_once_the_first_is_recorded(tmp_path):
+    meet, pairs = threading.Barrier(3), [make() for _ in range(3)]
+
+    def work(model, optimizer):
+        for _ in range(6):
+            meet.wait()
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    with clew.watch(out=str(tmp_path), name="run", budget="off", snapshots="every:2") as run:
+        workers = [threading.Thread(target=work, args=pair) for pair in pairs]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert count_steps(run.path) == 6
+    opened = clew.open_run(run.path)
+    assert not opened.faults()
+    assert [note for note in opened.info.notes if "several threads train at once" in note]
+    trained = {site.root for site in opened.find("*.weight", kind="grad")}
+    assert len(trained) == 1
+
+
+def test_threads_one_after_the_other_are_one_training_after_the_other(tmp_path):
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        for _ in range(2):
+            worker = threading.Thread(target=train, args=make(), kwargs={"clears": True})
+            worker.start()
+            worker.join()
+        model, optimizer = make()
+        train(model, optimizer, clears=True)
+    assert count_steps(run.path) == 36
+
+
+def test_steps_of_one_loop_may_run_in_any_thread_of_a_pool(tmp_path):
+    model, optimizer = make()
+    turns = [threading.Event() for _ in range(7)]
+
+    def work(first):
+        for turn in range(first, 6, 2):
+            turns[turn].wait(10)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            turns[turn + 1].set()
+
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        workers = [threading.Thread(target=work, args=(first,)) for first in range(2)]
+        for worker in workers:
+            worker.start()
+        turns[0].set()
+        for worker in workers:
+            worker.join()
+    assert count_steps(run.path) == 6

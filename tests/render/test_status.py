@@ -209,3 +209,25 @@ def _read(descriptor):
         return os.read(descriptor, 4096)
     except OSError:
         return b""
+
+
+LONG = (
+    "clew: error O01 missing-zero-grad: the gradients of earlier steps are never cleared\n"
+    "        change: call SGD.zero_grad() once for each SGD.step() at /home/me/a/very/long/path/of/a/project/train.py:5"
+)
+
+
+def test_what_is_said_fits_into_the_terminal(terminal):
+    StatusLine(terminal, False).message(LONG)
+    assert terminal.getvalue() == (
+        "clew: error O01 missing-zero-grad: the gradients of earlier steps are never\n"
+        "      cleared\n"
+        "        change: call SGD.zero_grad() once for each SGD.step() at\n"
+        "        /home/me/a/very/long/path/of/a/project/train.py:5\n"
+    )
+
+
+def test_what_is_said_into_a_pipe_stays_whole():
+    pipe = io.StringIO()
+    StatusLine(pipe, False).message(LONG)
+    assert pipe.getvalue() == LONG + "\n"

@@ -40,3 +40,12 @@ def test_a_run_without_a_step_says_where_to_start_clew():
 def test_what_to_type_next_leads_to_a_run_in_any_folder():
     assert format_summary(Path("runs/a"), steps=1).endswith("clew: next: clew show a\n")
     assert format_summary(Path("build/demo/a"), steps=1).endswith("clew: next: clew show build/demo/a\n")
+
+
+def test_what_came_after_the_last_step_is_said_and_not_counted():
+    for rest, words in (
+        ("evaluation", "3 steps and an evaluation"),
+        ("step", "3 steps and one that did not end"),
+    ):
+        assert f"clew: {words}\n" in format_summary(Path("runs/a"), steps=3, rest=rest)
+    assert "no model was called" not in format_summary(Path("runs/a"), steps=0, rest="evaluation")

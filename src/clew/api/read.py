@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in a list: what one sees before opening it. ``steps`` counts the recorded ones."""
+    """A run in a list: what one sees before opening it. ``steps`` counts those that came to their end."""
 
     name: str
     path: Path

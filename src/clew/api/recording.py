@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import asdict, replace
@@ -209,7 +210,7 @@ class Recording:
             tell_exception(error, self._session.recorder, self._writer.rank_folder, tell=tell)
             self._session.recorder.ask(self._session.recorder.on_error, error)
         try:
-            self._session.finish()
+            self._session.finish(was_cut_off=error is not None)
             if self._snapshots is not None:
                 self._snapshots.close()
             if self._doctor is not None:
@@ -261,26 +262,28 @@ class Recording:
     def _say_goodbye(self) -> None:
         if not self._is_script:
             return
+        from clew.render.fold import fold_for
         from clew.render.summary import format_summary
         from clew.store.layout import folder_bytes
         from clew.views.diagnosis_page import summarise
 
         recorder = self.session.recorder
         diagnosis = self._doctor.diagnosis if self._doctor is not None else None
-        sys.stderr.write(
-            format_summary(
-                self._shown,
-                steps=recorder.step,
-                recorded_steps=recorder.schedule.recorded,
-                loss=recorder.last_loss,
-                worst_site=self._progress.worst,
-                cost_share=self._progress.cost_share,
-                size_bytes=folder_bytes(self.folder),
-                faults=recorder.guard.total,
-                remarks=self.session.policy.tell_all(),
-                findings=summarise(diagnosis.findings) if diagnosis is not None else (),
-            )
+        words = format_summary(
+            self._shown,
+            steps=recorder.ended,
+            rest=recorder.rest,
+            recorded_steps=recorder.schedule.recorded,
+            loss=recorder.last_loss,
+            worst_site=self._progress.worst,
+            cost_share=self._progress.cost_share,
+            size_bytes=folder_bytes(self.folder),
+            faults=recorder.guard.total,
+            remarks=self.session.policy.tell_all(),
+            findings=summarise(diagnosis.findings) if diagnosis is not None else (),
         )
+        with contextlib.suppress(Exception):  # the script may have closed or replaced it
+            sys.stderr.write(fold_for(sys.stderr, words))
 
     def _finish_unstarted(self) -> None:
         give_back(self.folder)

@@ -23,7 +23,7 @@ def step(function: Step) -> Step:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder = getattr(current.active(), "recorder", None)
-        if recorder is None or recorder.asleep:
+        if recorder is None or recorder.is_off():
             return function(*args, **kwargs)
         flight = recorder.flight
         outer = flight.step_call

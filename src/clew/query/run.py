@@ -59,7 +59,9 @@ class Run:
         self._joined = None
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.state}, {len(self.steps)} steps, {len(self.sites)} sites)"
+        return (
+            f"Run({str(self.path)!r}, {self.state}, {len(self.ended_steps)} steps, {len(self.sites)} sites)"
+        )
 
     # --- what the run is ---
 
@@ -109,6 +111,16 @@ class Run:
         """The steps of which anything was recorded, in order."""
         tables = [table for reader in self._readers.values() for table in (reader.stats, reader.scalars)]
         return np.unique(np.concatenate([table.steps for table in tables]))
+
+    @property
+    def ended_steps(self) -> NDArray[np.int64]:
+        """The steps that came to their end: ``steps`` without what was recorded after the last of them.
+
+        A final evaluation, or a step that an exception cut off, is recorded under the next number and marked with the
+        scalar ``clew.partial``; ``clew.evaluation`` beside it is 1 where no training was going on any more.
+        """
+        marks = self.scalars("clew.partial", rank=self.ranks[0]).get("clew.partial")
+        return self.steps if marks is None else np.setdiff1d(self.steps, marks.steps)
 
     @property
     def last_step(self) -> int:

@@ -76,17 +76,9 @@ def _write_json(pieces: Iterable[Rows], file: TextIO) -> None:
 
 
 def _write_parquet(pieces: Iterable[Rows], path: Path) -> None:
-    import pyarrow.parquet as pq
+    from clew.store.part import write_parquet
 
-    writer = None
-    try:
-        for piece in pieces:
-            table = piece.to_arrow()
-            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
+    write_parquet((piece.to_arrow() for piece in pieces), path)
 
 
 _WRITERS: Final = {"csv": _write_csv, "json": _write_json}

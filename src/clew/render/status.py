@@ -15,6 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from clew.render.fold import find_width, fold_for
 from clew.views.number import format_bytes, format_integer, format_number, format_rate, format_share
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class StatusLine:
         """Print a line of clew's own above the status line, also where no status is drawn."""
         try:
             self.erase()
-            self._stream.write(text.rstrip("\n") + "\n")
+            self._stream.write(fold_for(self._stream, text.rstrip("\n")) + "\n")
             self._stream.flush()
         except Exception:  # noqa: BLE001 - a closed terminal is no reason to stop a training
             self.enabled = False
@@ -100,10 +101,7 @@ class StatusLine:
         self._covered.clear()
 
     def _draw(self, parts: list[str]) -> None:
-        try:
-            width = os.get_terminal_size(self._stream.fileno()).columns or 80
-        except (OSError, ValueError, AttributeError):
-            width = 80
+        width = find_width(self._stream) or 80
         # Parts stand in order of worth; the last ones go first, and the first one is cut as a last resort.
         while len(parts) > 1 and len("  ".join(parts)) >= width:
             parts = parts[:-1]

@@ -16,11 +16,14 @@ _NO_STEP: Final = (
     "where others train, start clew in them: torchrun … -m clew run train.py"
 )
 
+_REST: Final = {"": "", "evaluation": " and an evaluation", "step": " and one that did not end"}
+
 
 def format_summary(
     path: Path,
     *,
     steps: int,
+    rest: str = "",
     recorded_steps: int | None = None,
     loss: float | None = None,
     worst_site: str = "",
@@ -32,18 +35,19 @@ def format_summary(
 ) -> str:
     """Return the summary of an ended run; each line starts with ``clew:`` to tell it from the script's.
 
+    ``rest`` is what was recorded after the last step, an ``evaluation`` or a ``step`` that did not end, or empty.
     ``worst_site`` is a site with what is wrong there, such as ``fc1 (NaN in grad at step 12)``, or empty; ``remarks``
     say what clew did on request, ``findings`` what the doctor found.
     """
     size = [format_bytes(size_bytes)] if size_bytes is not None else []
     lines = ["recorded " + ", ".join([str(path), *size])]
-    facts = [_count(steps, "step")]
+    facts = [_count(steps, "step") + _REST[rest]]
     if recorded_steps is not None and recorded_steps < steps:
         facts.append(f"{format_integer(recorded_steps)} of them in full")
     facts += [f"last loss {format_number(loss)}"] if loss is not None else []
     facts += [f"cost of clew {format_share(cost_share)}"] if cost_share is not None else []
     lines.append(", ".join(facts))
-    lines += [] if steps else [_NO_STEP]
+    lines += [] if steps or rest else [_NO_STEP]
     lines += [f"worst site: {worst_site}"] if worst_site else []
     lines += remarks
     lines += findings

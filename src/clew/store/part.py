@@ -25,7 +25,7 @@ from clew.store.tables import distinct, needed, select
 from clew.store.tail import decode_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from clew.store.arrange import Arrangement
@@ -78,6 +78,18 @@ def _write_part(spec: TableSpec, table: pa.Table, file: Any) -> None:
         for group in arrangement.row_groups(table):
             arrays = [_widen(group.get(field.name), field, len(group["step"])) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
+    """Write tables of the same columns one below the other into a file for other tools."""
+    writer = None
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 def _widen(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Summary:
-    """How far a rank has come: steps recorded, the last of them, rows, the last loss."""
+    """How far a rank has come: steps that ended, the last one with a record, rows, the last loss."""
 
     steps: int = 0
     first_step: int = -1
@@ -28,7 +28,8 @@ class Summary:
     def add(self, records: Iterable[StepRecord]) -> None:
         """Count more steps."""
         for record in records:
-            self.steps += record.step != self.last_step
+            is_partial = any(scalar.name == "clew.partial" for scalar in record.scalars)
+            self.steps += record.step != self.last_step and not is_partial
             self.first_step = record.step if self.first_step < 0 else self.first_step
             self.last_step = record.step
             self.rows += len(record)

@@ -40,7 +40,8 @@ class ArgumentProbe:
             own = module.__dict__
             for name, value in values:
                 now = own.get(name)
-                if now is not value and now != value:
+                # What has become a tensor or another object has changed, and may not answer to a comparison.
+                if now is not value and (type(now) not in _PLAIN or now != value):
                     self._collect()
                     return
 

@@ -11,6 +11,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from clew.capture.clock import BACKWARD, CLEW
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.recorder import KIND_GRAD, KIND_LOSS, KIND_PARAM
+from clew.capture.torch.roots import is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ class BackwardLens:
 
     def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.recorder.asleep or torch.compiler.is_compiling():
+            if self.recorder.asleep or torch.compiler.is_compiling() or not self.recorder.owner.claim():
                 return original(tensors, *args, **kwargs)
             self._begin(tensors, is_root=True)
             before = self.recorder.clock.switch(BACKWARD)
@@ -57,7 +58,11 @@ class BackwardLens:
             if self.recorder.asleep or torch.compiler.is_compiling():
                 return original(outputs, *args, **kwargs)
             # A gradient penalty asks for gradients inside a step; only a loop without an optimizer lives on it.
-            is_root = not self.optimizers.seen
+            is_alone = not self.optimizers.seen
+            if not (self.recorder.owner.claim() if is_alone else self.recorder.owner.is_here()):
+                return original(outputs, *args, **kwargs)
+            # Inside a transform of torch.func it is the calls of the model that tell of steps.
+            is_root = is_alone and not is_transformed()
             self._begin(outputs, is_root=is_root)
             before = self.recorder.clock.switch(BACKWARD)
             try:
@@ -70,6 +75,8 @@ class BackwardLens:
     def _make_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
+            if self.recorder.is_off():
+                return result
             if isinstance(outputs, torch.Tensor) and isinstance(result, torch.Tensor):
                 self.is_scaled = scaler.is_enabled()
                 self._scaled = weakref.ref(result)
@@ -118,10 +125,11 @@ class BackwardLens:
         recorder.clock.switch(CLEW)
         try:
             if is_root and not recorder.in_backward:
-                self.roots.backward_done = True
+                self.roots.backward_at = recorder.serial
                 if recorder.on_pass:
                     recorder.ask(recorder.on_pass, False)
-                if not self.is_scaled and (name := recorder.flight.find_bad_gradient()):
+                may_look = not self.is_scaled and not recorder.owner.is_shared
+                if may_look and (name := recorder.flight.find_bad_gradient()):
                     recorder.report_bad("gradient", name)
                 if recorder.due and not self.optimizers.owns_parameters():
                     self._record_unowned()

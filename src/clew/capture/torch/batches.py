@@ -60,7 +60,7 @@ class BatchLens:
     def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
             recorder = self.recorder
-            if recorder.asleep or self._inside:
+            if recorder.is_off() or self._inside:
                 return original(iterator)
             self._begin()
             before = recorder.clock.switch(DATA)
@@ -77,7 +77,7 @@ class BatchLens:
     def _make_next_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _next_index(iterator: Any) -> Any:
             index = original(iterator)
-            if not self.recorder.asleep:
+            if not self.recorder.is_off():
                 self._pending.setdefault(iterator, deque()).append(index)
             return index
 

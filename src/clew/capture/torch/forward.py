@@ -69,13 +69,14 @@ class ForwardLens:
         recorder = self.recorder
         call_root = self._call_root
         observe = self._observe
+        may_call = self.roots.may_call
 
         def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # The first test is for Dynamo: it folds to a constant and nothing of clew enters the graph.
             if is_compiling():
                 return original(self, *args, **kwargs)
             if not thread.depth:
-                if recorder.asleep or tracing_state() is not None:
+                if recorder.asleep or tracing_state() is not None or not may_call(self):
                     return original(self, *args, **kwargs)
                 return call_root(original, self, args, kwargs)
             if not thread.recording:

@@ -100,7 +100,7 @@ class OptimizerLens:
         # The parameter's name is torch's own: a caller may give it by keyword.
         def __init__(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(optimizer, *args, **kwargs)
-            if not self.recorder.asleep:
+            if not self.recorder.is_off():
                 self.add(optimizer)
                 # The best guess of where the first turn of the loop begins: the model is made by now.
                 self.recorder.flight.mark_start()
@@ -155,7 +155,7 @@ class OptimizerLens:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
-        if recorder.asleep:
+        if recorder.asleep or not recorder.owner.claim():
             return
         # A closure may step another optimizer inside; an exception ends a step without telling the hooks.
         self.depth = _count_running() if self.depth else 1
@@ -175,7 +175,7 @@ class OptimizerLens:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
-        if recorder.asleep or not self.depth:
+        if recorder.is_off() or not self.depth:
             return
         self.depth -= 1
         if self.depth:
@@ -238,7 +238,7 @@ class OptimizerLens:
         self._record_numbers(entry, optimizer)
         if not recorder.due:
             return
-        if name := recorder.flight.find_bad_parameter():
+        if not recorder.owner.is_shared and (name := recorder.flight.find_bad_parameter()):
             recorder.report_bad("parameter", name)
         pairs = self._pairs_of(entry, optimizer)
         if recorder.wants["update"]:

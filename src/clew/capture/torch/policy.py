@@ -140,7 +140,7 @@ class Policy:
     # ---------------------------------------------------------------- leaving steps out
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        if self.recorder.asleep:
+        if self.recorder.is_off():
             return None
         self._between_steps()
         if self._reason:
@@ -201,10 +201,12 @@ class Policy:
         """
 
         def step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self.recorder.is_off():
+                return original(scaler, optimizer, *args, **kwargs)
             before = self.optimizers.add(optimizer).steps
             result = original(scaler, optimizer, *args, **kwargs)
             was_left_out = self.optimizers.add(optimizer).steps == before
-            is_judged = was_left_out and not self.recorder.asleep and self._allowed
+            is_judged = was_left_out and self._allowed
             if is_judged and scaler.is_enabled() and scaler.get_scale() <= 1:
                 self._count_bad()
             return result

@@ -100,7 +100,7 @@ class LoopEvents:
     def tell(self, listeners: list[Any], *what: Any) -> None:
         """Call the listeners, on clew's own time."""
         recorder = self.recorder
-        if not listeners or recorder.asleep:
+        if not listeners or recorder.is_off():
             return
         before = recorder.clock.switch(CLEW)
         recorder.ask(listeners, *what)

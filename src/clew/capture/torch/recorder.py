@@ -19,6 +19,7 @@ from clew.capture.assemble import (
 from clew.capture.clock import CLEW, StepClock, make_clock
 from clew.capture.draft import Draft
 from clew.capture.guard import Guard
+from clew.capture.owner import Owner
 from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
@@ -45,6 +46,8 @@ _MOST_BAD_STEPS: Final = 10
 _MEMORY_SECONDS: Final = 0.1
 _LONGEST_BACKLOG: Final = 32
 _BACKLOG_SECONDS: Final = 0.25
+
+OTHER_THREADS: Final = "several threads train at once; the first one is recorded, the others are left alone"
 
 KIND_OUTPUT: Final = KIND_INDEX["output"] << KIND_SHIFT
 KIND_INPUT: Final = KIND_INDEX["input"] << KIND_SHIFT
@@ -87,6 +90,7 @@ class Recorder:
         self.settings = settings
         self.sink = sink
         self.guard = Guard(tell)
+        self.owner = Owner(self._tell_of_threads)
         self.schedule = Schedule(
             every=settings.every, budget=settings.budget, warmup_steps=settings.warmup_steps
         )
@@ -102,6 +106,11 @@ class Recorder:
         """Measures a tensor into the next row, given its site and tag; returns the row, -1 where it cannot be seen."""
         self.asleep = True
         self.step = 0
+        self.ended = 0
+        """How many steps have come to their end; what came after the last one is in the record and not counted."""
+        self.was_cut_off = False
+        self.rest = ""
+        """What was recorded after the last step, when that is over: an ``evaluation``, or a ``step`` without an end."""
         self.serial = 0
         self.due = self.schedule.is_due(0)
         self.probing = True
@@ -121,8 +130,6 @@ class Recorder:
         self.hashes = settings.hashes
         self.hists = settings.histograms
         self._bad_steps = 0
-        self._trained_by = 0
-        self._is_shared = False
         self._memory_at = 0.0
         self._backlog: list[Draft] = []
         self._handed_over_at = 0.0
@@ -294,17 +301,11 @@ class Recorder:
     def ask(self, probes: list[Callable[..., None]], *what: Any) -> None:
         """Call probes with what happened; one that fails is told of and never called again.
 
-        Probes follow one loop, in the thread of the first backward pass, wherever its model was made. Where several
-        threads train at once, reading the gradients of one while another's backward writes them would be a race:
-        then nobody is asked any more.
+        Probes follow one loop, in the thread that trains. Where several threads train at once, perhaps one and the
+        same model, reading the gradients of all while another's backward writes them would be a race: then nobody
+        is asked any more.
         """
-        thread, is_pass = threading.get_ident(), probes is self.on_pass
-        if is_pass and not self._trained_by:
-            self._trained_by = thread
-        if self._trained_by and thread != self._trained_by:
-            self._is_shared = self._is_shared or is_pass
-            return
-        if self._is_shared:
+        if self.owner.is_shared or not self.owner.is_here():
             return
         for probe in probes.copy():
             try:
@@ -312,6 +313,14 @@ class Recorder:
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 probes.remove(probe)
                 self.guard.fault(error, f"probe {getattr(probe, '__qualname__', probe)}", step=self.step)
+
+    def is_off(self) -> bool:
+        """Return whether what happens here is not for the record: nothing is, or another thread is the one."""
+        return self.asleep or not self.owner.is_here()
+
+    def _tell_of_threads(self) -> None:
+        self.unseen.setdefault("other threads", OTHER_THREADS)
+        self.guard.tell_once("threads", f"clew: {OTHER_THREADS}")
 
     def report_bad(self, kind: str, name: str) -> None:
         """Something is not finite that should be: record what follows in full, and have it explained."""
@@ -357,6 +366,7 @@ class Recorder:
             self._clear()
         finally:
             self.step += 1
+            self.ended += not partial
             self.serial += 1
             self.due = self.schedule.is_due(self.step)
             self.probing = self.due and self.schedule.is_probed(self.step)
@@ -384,7 +394,8 @@ class Recorder:
         )
         self._clear()
         cost = phases[CLEW]
-        self.schedule.account(self.step, was_due=was_due, wall_seconds=sum(phases), cost_seconds=cost)
+        if not partial:
+            self.schedule.account(self.step, was_due=was_due, wall_seconds=sum(phases), cost_seconds=cost)
         waited = perf_counter() - self._handed_over_at > _BACKLOG_SECONDS
         if self.prompt or waited or len(self._backlog) >= _LONGEST_BACKLOG:
             self.hand_over()
@@ -421,6 +432,9 @@ class Recorder:
                 self._note_loss(self.scalars[-1].value)
         if partial:
             self.scalars.append(Scalar("clew.partial", 1.0))
+            has_begun = self.losses or (self.was_cut_off and self.flight.calls)
+            self.rest = "step" if has_begun else "evaluation"
+            self.scalars.append(Scalar("clew.evaluation", float(self.rest == "evaluation")))
         now = perf_counter()
         if now - self._memory_at > _MEMORY_SECONDS:
             self._memory_at = now
@@ -446,10 +460,15 @@ class Recorder:
         self.batches = []
         self.handles = []
         self.losses = 0
+        self.flight.calls = []
         self._counts.clear()
 
     def finish(self) -> None:
-        """Hand over what the last step left, also when it did not come to its end."""
+        """Hand over what the last step left, also when it did not come to its end.
+
+        What came after the last step, a final evaluation or a step that an exception cut off, has the number of the
+        step that would have followed, and is marked: it counts as no step.
+        """
         if self.closing:
             self.end_step()
         if self.keys or self.waiting or self.losses:

@@ -106,6 +106,25 @@ class Registry:
         self.trees = [tree for tree in self.trees if tree.ref() is not None]
         return self.trees
 
+    def forget_tree(self, tree: Tree) -> None:
+        """Take a model out again; what it shares with another model is named there."""
+        top = tree.ref()
+        self.trees.remove(tree)
+        if top is None:
+            return
+        for module in top.modules():
+            self._forget(module, self.modules)
+        for tensor in (*top.parameters(), *top.buffers()):
+            self._forget(tensor, self.tensors)
+        for other in self.living_trees():
+            self.refresh(other)
+
+    def _forget(self, thing: Any, table: dict[int, Any]) -> None:
+        entry = table.pop(id(thing), None)
+        self._references.pop(id(thing), None)
+        if entry is not None:
+            self._names.pop(entry.name, None)
+
     def add_module(self, module: torch.nn.Module, name: str, tree: Tree | None) -> ModuleEntry:
         """Name one module; a name taken by another living module gets a number."""
         name = self._free_name(name)

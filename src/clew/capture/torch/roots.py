@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -11,6 +12,8 @@ from clew.capture.torch.naming import find_holders, find_owner
 from clew.capture.torch.registry import unwrap
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clew.capture.torch.batches import BatchLens
     from clew.capture.torch.optimizers import OptimizerLens
     from clew.capture.torch.recorder import Recorder
@@ -28,17 +31,55 @@ class Roots:
         self.optimizers = optimizers
         self.batches = batches
         self.explicit = False
-        self.backward_done = False
+        self.backward_at = -1
+        """The serial of the step that had the last backward pass, -1 without any."""
+        self._differentiated: Callable[[], torch.Tensor | None] = lambda: None
+        self._differentiated_at = -1
         self._called: dict[int, int] = {}
         self._eval_calls = 0
         self._serial = -1
         self._foreign: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._callers: dict[int, int] = {}
+        recorder.owner.on_claimed = self._keep_own
 
     def watch(self, models: list[tuple[str, torch.nn.Module]]) -> None:
         """Look at these models and no others."""
         self.explicit = True
         for name, model in models:
             self.recorder.registry.add_tree(model, f"{name}." if len(models) > 1 else "", title=name)
+
+    def may_call(self, module: torch.nn.Module) -> bool:
+        """Return whether a root call of this thread is looked at, in whatever thread the training goes on."""
+        recorder, owner = self.recorder, self.recorder.owner
+        if owner.is_here():
+            if not owner.thread:
+                self._callers[id(module)] = get_ident()
+            return True
+        # A pool gives the steps of one loop to any of its threads: the step before is over, the model is the same.
+        if owner.has_rivals or not recorder.closing or id(module) not in recorder.registry.modules:
+            owner.has_rivals = owner.has_rivals or (module.training and torch.is_grad_enabled())
+            return False
+        owner.hand_to_me()
+        return True
+
+    def _keep_own(self) -> None:
+        """This thread has begun to train: forget the models that only other threads have called so far."""
+        me, callers = get_ident(), self._callers
+        self._callers = {}
+        own = {key for key, thread in callers.items() if thread == me}
+        if len(own) == len(callers):
+            return
+        registry = self.recorder.registry
+        try:
+            for tree in list(registry.living_trees()):
+                top = tree.ref()
+                inside = {id(module) for module in top.modules()} if top is not None else set()
+                if inside & callers.keys() and not inside & own:
+                    registry.forget_tree(tree)
+            flight = self.recorder.flight
+            flight.calls = [call for call in flight.calls if id(call.module) in registry.modules]
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self.recorder.guard.fault(error, "models of other threads", step=self.recorder.step)
 
     def begin(self, module: torch.nn.Module, args: Any, kwargs: Any, *, tag: int) -> bool:
         """Take note of a root call that starts now; return whether what happens inside is recorded."""
@@ -48,6 +89,8 @@ class Roots:
         recorder.before_event()
         if id(module) in self._foreign:
             return False
+        if not self.explicit:
+            self.end_manual_step()  # before the next model is known: its optimizer has nothing to do with this step
         entry = recorder.registry.modules.get(id(module)) or self._discover(module)
         if entry is None:
             return False
@@ -72,8 +115,15 @@ class Roots:
 
     def end_manual_step(self) -> None:
         """End the step of a loop that updates its weights by hand, with no optimizer to tell."""
-        if self.backward_done and not self.optimizers.owns_parameters():
-            self.backward_done = False
+        if self.backward_at == self.recorder.serial and not self.optimizers.owns_parameters():
+            self.recorder.end_step()
+
+    def end_last_step(self) -> None:
+        """The recording ends, and with it the last step of a loop in which nothing else tells."""
+        self.end_manual_step()
+        was_called = self._serial == self.recorder.serial and bool(self._called)
+        is_only_evaluation = not self.optimizers.seen and max(self.backward_at, self._differentiated_at) < 0
+        if was_called and (is_only_evaluation or self._differentiated_at == self._serial):
             self.recorder.end_step()
 
     # ---------------------------------------------------------------- steps without an optimizer
@@ -81,17 +131,30 @@ class Roots:
     def _start_step_if_new(self) -> None:
         if self._serial != self.recorder.serial:
             self._serial = self.recorder.serial
-            self.backward_done = False
             self._called.clear()
             self._eval_calls = 0
 
     def _end_implicit_step(self, module: torch.nn.Module, tag: int) -> None:
         self.end_manual_step()
-        again = self._serial == self.recorder.serial and id(module) in self._called
-        if not again or self.backward_done or self.optimizers.seen:
+        if self.backward_at == self.recorder.serial or self.optimizers.seen:
             return
-        if tag or not torch.is_grad_enabled() or _is_transformed():
+        is_inside = is_transformed()
+        if is_inside and (parameter := _find_differentiated(module)) is not None:
+            self._end_functional_step(parameter)
+            return
+        again = self._serial == self.recorder.serial and id(module) in self._called
+        if not again or self._differentiated_at >= 0:
+            return
+        if tag or not torch.is_grad_enabled() or is_inside:
             self.recorder.end_step()
+
+    def _end_functional_step(self, parameter: torch.Tensor) -> None:
+        """A transform differentiates by the weights: that is a step, however often it calls the model."""
+        if self._differentiated() is parameter:
+            return
+        if self._differentiated_at == self.recorder.serial:
+            self.recorder.end_step()
+        self._differentiated, self._differentiated_at = weakref.ref(parameter), self.recorder.serial
 
     def _is_enough_evaluation(self, tag: int) -> bool:
         if not tag and torch.is_grad_enabled():
@@ -151,6 +214,18 @@ class Roots:
             )
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Return whether a torch.func transform is running: there the weights change without a backward."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _find_differentiated(module: torch.nn.Module) -> torch.Tensor | None:
+    """Return a parameter that the running transform differentiates by, or None."""
+    functorch = torch._C._functorch
+    for parameter in module.parameters():
+        inner: torch.Tensor = parameter
+        while functorch.is_functorch_wrapped_tensor(inner):
+            if functorch.is_gradtrackingtensor(inner):
+                return parameter
+            inner = functorch.get_unwrapped(inner)
+    return None

@@ -47,7 +47,7 @@ class ScalingLens:
 
     def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if self.recorder.asleep:
+            if self.recorder.is_off():
                 return original(scaler, optimizer, *args, **kwargs)
             before = self._steps_of(optimizer)
             result = original(scaler, optimizer, *args, **kwargs)
@@ -73,7 +73,7 @@ class ScalingLens:
 
     def _note(self, name: str, value: Any) -> None:
         recorder = self.recorder
-        if recorder.asleep:
+        if recorder.is_off():
             return
         try:
             recorder.add_scalar(name, value)

@@ -117,11 +117,12 @@ class TorchSession:
         if self.recorder.asleep:
             self.start()
 
-    def finish(self) -> None:
-        """Hand over the last step and leave torch as it was found."""
+    def finish(self, *, was_cut_off: bool = False) -> None:
+        """Hand over the last step, which an exception may have cut off, and leave torch as it was found."""
+        self.recorder.was_cut_off = was_cut_off
         if not self.recorder.asleep:
-            if self.recorder.keys:
-                self._roots.end_manual_step()
+            if not self.recorder.closing:
+                self._roots.end_last_step()
             self._switch_off()
         self.recorder.finish()
         self.policy.act_last()

@@ -182,7 +182,7 @@ class SnapshotLens:
 
     def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
-            if self.recorder.asleep or self._inside or not self._keep_batches:
+            if self.recorder.is_off() or self._inside or not self._keep_batches:
                 return original(iterator)
             before = self._peek()
             self._inside = True
