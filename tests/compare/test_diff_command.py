@@ -370,7 +370,7 @@ def test_determinism_of_a_script_with_a_seed_of_its_own(tmp_path, capsys):
 
 def test_determinism_of_a_script_that_fails(tmp_path, capsys):
     script = tmp_path / "train.py"
-    script.write_text("import torch\nraise SystemExit(3)\n")
+    script.write_text("raise SystemExit(3)\n")
     assert main(["determinism", str(script)]) == 2
     assert "exit code 3" in capsys.readouterr().err
     assert main(["determinism"]) == 2

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from clew.compare.operation import Operation, find_operation
+from zygote import Job
 
 SCRIPT = """
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+library = torch.library.Library("mine", "DEF")
+library.define("scale(Tensor x) -> Tensor")
+library.impl("scale", lambda x: x * 0.5, "CPU")
 
 class Net(nn.Module):
     def __init__(self):
@@ -22,7 +25,7 @@ class Net(nn.Module):
         self.fc1, self.fc2 = nn.Linear(4, 8), nn.Linear(8, 2)
 
     def forward(self, x):
-        h = self.fc1(x)
+        h = self.fc1(torch.ops.mine.scale(x))
         h = F.gelu(h)
         return self.fc2(h)
 
@@ -35,46 +38,59 @@ for step in range(3):
     optimizer.step()
 """
 
+CHANGES = {
+    "plain": ("", ""),
+    "tanh": ("F.gelu(h)", 'F.gelu(h, approximate="tanh")'),
+    # Another kernel under the same name, wrong in single precision only.
+    "kernel": ("x * 0.5", "x * (0.5 if x.dtype == torch.float64 else 0.51)"),
+}
+
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(zygote, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rerun")
-    changes = {"plain": ("", ""), "tanh": ("F.gelu(h)", 'F.gelu(h, approximate="tanh")')}
-    for name, (old, new) in changes.items():
-        text = textwrap.dedent(SCRIPT)
-        (folder / f"{name}.py").write_text(text.replace(old, new) if old else text)
-        words = [
-            "run",
-            "--budget",
-            "off",
-            "--no-status",
-            "--no-doctor",
-            "--out",
-            str(folder),
-            "--name",
-            f"run-{name}",
-        ]
-        subprocess.run(
-            [sys.executable, "-m", "clew", *words, f"{name}.py"], check=True, cwd=folder, capture_output=True
-        )
+    words = ["--budget", "off", "--no-status", "--no-doctor", "--out", str(folder)]
+    jobs = []
+    for name, (old, new) in CHANGES.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(SCRIPT).replace(old, new, int(bool(old))))
+        (folder / name).mkdir()
+        script = str(folder / f"{name}.py")
+        jobs.append(Job(folder / name, ["-m", "clew", "run", *words, "--name", f"run-{name}", script]))
+    assert [done.code for done in zygote.run(*jobs)] == [0, 0, 0]
     return folder
 
 
-def test_the_operation_its_line_and_its_arguments_are_named(runs):
-    words = ["diff", "run-plain", "run-tanh", "--root", str(runs), "--rerun", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "clew", *words], check=False, cwd=runs, capture_output=True, text=True
-    )
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
+@pytest.fixture
+def rerun(runs, zygote):
+    def rerun(name):
+        words = ["diff", "run-plain", f"run-{name}", "--root", str(runs), "--rerun", "--json"]
+        done = zygote.clew(runs, *words)
+        assert done.code == 1, done.stderr
+        return json.loads(done.stdout)
+
+    return rerun
+
+
+def test_the_operation_its_line_and_its_arguments_are_named(rerun):
+    found = rerun("tanh")
     operation = found["operation"]
-    assert operation is not None, found["notes"]
+    assert operation is not None, found
     assert operation["op"].endswith("gelu")
-    assert operation["line"] == "plain.py:13"
-    assert operation["line_b"] == "tanh.py:13"
+    assert operation["line"] == "plain.py:17"
+    assert operation["line_b"] == "tanh.py:17"
     assert operation["same_inputs"] is True
+    assert operation["referee"] == ""
     assert "'tanh'" in found["sentence"]
     assert any("executed again: identical" in note for note in found["notes"])
+
+
+def test_float64_is_the_referee_of_an_operation_that_was_given_the_same(rerun):
+    found = rerun("kernel")
+    operation = found["operation"]
+    assert operation is not None, found
+    assert (operation["op"], operation["same_inputs"]) == ("scale", True)
+    assert operation["referee"].startswith("a is nearer to float64 (relative error 0 in a, 0.02 in b")
+    assert operation["referee"] in found["sentence"]
 
 
 def op(name, inputs, outputs, **more):

@@ -132,6 +132,15 @@ def test_a_module_that_half_precision_breaks_is_named(batch):
     assert "judged alone, 1 of 4 modules" in found.sentence
 
 
+def test_modules_that_hold_others_may_be_as_far_off_as_all_of_them_together():
+    """Forty layers in half precision, each right alone: none of the modules around them computes something else."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(14)]
+    found = diff_variant(nn.Sequential(*layers), torch.randn(16, 32), way="bf16", isolate=True)
+    assert found.is_same, found.sentence
+    assert max(row.error for row in found.tensors if row.site == "") > 2.0**-8
+
+
 def test_a_way_that_is_none_is_refused(batch):
     with pytest.raises(UsageError, match="cannot be compared with itself in 'bfloat61'"):
         diff_variant(make_model(), batch, way="bfloat61")

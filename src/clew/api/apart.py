@@ -86,7 +86,7 @@ def judge_apart(
     """Return which modules of ``model_b`` give other results for the inputs that those of ``model_a`` had.
 
     ``names`` are the modules of b by those of a, equal names unless given. ``change`` makes a tensor of a one that b
-    takes: another dtype or device.
+    takes: another dtype or device. A module that holds others may be as far off as all of them together.
     """
     states = RandomStates()
     states.take()
@@ -109,6 +109,7 @@ def _call_each(
     change: Callable[[torch.Tensor], torch.Tensor] | None,
     states: RandomStates,
 ) -> Iterator[tuple[ModuleCall, str, TensorDifference]]:
+    counts = _count_operations(calls)
     for call in calls:
         name = names.get(call.name, call.name)
         if name not in modules:
@@ -117,13 +118,32 @@ def _call_each(
         outputs = modules[name](*copy_tensors(call.args, change), **copy_tensors(call.kwargs, change))
         found = [leaf for _, leaf in walk(outputs)]
         for x, y in zip(call.outputs, found, strict=False):
-            yield call, name, compare_tensors(x, y, site=call.name, site_b=name, ordinal=call.ordinal)
+            row = compare_tensors(
+                x, y, site=call.name, site_b=name, ordinal=call.ordinal, operations=counts[call.name]
+            )
+            yield call, name, row
+
+
+def _count_operations(calls: list[ModuleCall]) -> dict[str, int]:
+    """Return how many roundings one call of each module holds: one of its own, and one per module inside it."""
+    times = Counter(call.name for call in calls)
+    return {
+        name: 1 + round(sum(count for inner, count in times.items() if _is_inside(inner, name)) / own)
+        for name, own in times.items()
+    }
 
 
 def compare_tensors(
-    a: torch.Tensor, b: torch.Tensor, *, site: str, site_b: str, ordinal: int = 0, kind: str = "output"
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    site: str,
+    site_b: str,
+    ordinal: int = 0,
+    kind: str = "output",
+    operations: int = 1,
 ) -> TensorDifference:
-    """Return how two tensors differ, judged by their dtypes."""
+    """Return how two tensors differ, judged by their dtypes and by how many operations round on the way to them."""
     x, y = (to_numpy(tensor) for tensor in (a, b))
     shown = ((float(v.mean()) if v.size else 0.0) for v in (x, y))
     norms = (float((abs(v) ** 2).sum() ** 0.5) for v in (x, y))
@@ -131,7 +151,9 @@ def compare_tensors(
         return TensorDifference(site, site_b, kind, ordinal, 0, "different", float("inf"), *shown, *norms)
     dtype = loosest(*(str(each.dtype).removeprefix("torch.") for each in (a, b)))
     found = compare(x, y, small=tolerance_of(dtype).small)
-    verdict = {DIFFERENT: "different", ROUNDING: "rounding"}.get(judge(found, dtype), "same")
+    verdict = {DIFFERENT: "different", ROUNDING: "rounding"}.get(
+        judge(found, dtype, operations=operations), "same"
+    )
     return TensorDifference(site, site_b, kind, ordinal, 0, verdict, _error(found), *shown, *norms)
 
 

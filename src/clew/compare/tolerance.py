@@ -58,11 +58,12 @@ def loosest(*dtypes: str) -> str:
     return max(dtypes, key=lambda dtype: tolerance_of(dtype).relative)
 
 
-def judge(difference: Difference, dtype: str, *, noise: Difference | None = None) -> str:
+def judge(difference: Difference, dtype: str, *, noise: Difference | None = None, operations: int = 1) -> str:
     """Return ``same``, ``rounding`` or ``different`` for a pair of tensors.
 
     ``noise`` is the difference of the same tensor between two runs that should be equal; what stays within
-    ``NOISE_FACTOR`` times of it is rounding whatever the dtype says.
+    ``NOISE_FACTOR`` times of it is rounding whatever the dtype says. ``operations`` that each round on the way to the
+    tensor add up their errors.
     """
     if difference.is_same:
         return SAME
@@ -70,16 +71,16 @@ def judge(difference: Difference, dtype: str, *, noise: Difference | None = None
         return DIFFERENT
     if noise is not None and _is_within_noise(difference, noise):
         return ROUNDING
-    return ROUNDING if is_rounding(difference, dtype) else DIFFERENT
+    return ROUNDING if is_rounding(difference, dtype, operations=operations) else DIFFERENT
 
 
-def is_rounding(difference: Difference, dtype: str) -> bool:
+def is_rounding(difference: Difference, dtype: str, *, operations: int = 1) -> bool:
     """Whether rounding explains a difference: small as a whole, and nowhere large.
 
     As a whole: relative L2 within the dtype's tolerance, or few representable numbers apart. Nowhere large: one
     wrong element among millions is a fault, however small its share.
     """
-    relative = tolerance_of(dtype).relative
+    relative = operations * tolerance_of(dtype).relative
     if difference.max_abs > MAX_ERROR_FACTOR * relative * difference.a_abs_max:
         return False
     return difference.relative_l2 <= relative or _is_few_ulps(difference)
