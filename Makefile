@@ -33,7 +33,7 @@ demo: $(STAMP)  ## a training goes NaN: clew names the cause and the line, write
 	$(BIN)/clew doctor build/demo/mended
 
 test: $(STAMP)  ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)  ## ruff, mypy and the rules of who may import whom
 	$(BIN)/ruff check .

@@ -67,6 +67,31 @@ def zygote():
     server.close()
 
 
+class HandClock:
+    """A clock for the phases of a step: a look at it takes 10 µs, and tests move it on instead of sleeping."""
+
+    def __init__(self):
+        self._now = 0.0
+
+    def __call__(self):
+        self._now += 1e-5
+        return self._now
+
+    def sleep(self, seconds):
+        self._now += seconds
+
+
+@pytest.fixture
+def hand_clock(monkeypatch):
+    """Return the clock that recordings of this test go by, whatever else the machine is doing."""
+    from clew.capture.clock import StepClock
+
+    clock = HandClock()
+    monkeypatch.setattr("clew.capture.clock.perf_counter", clock)
+    monkeypatch.setattr("clew.capture.torch.recorder.make_clock", StepClock)
+    return clock
+
+
 @pytest.fixture
 def golden(request):
     """Return a function that compares text with ``golden/NAME`` beside the test, or rewrites it."""
@@ -129,9 +154,10 @@ def _threads():
     return {thread for thread in alive if type(thread).__module__ != "tqdm._monitor"}
 
 
-def _wait_for_threads(before, seconds=2.0):
+def _wait_for_threads(before):
     """Return the threads that a test started and that do not end by themselves."""
-    until = time.monotonic() + seconds
+    # Long enough for a busy machine; the test of this check has less patience.
+    until = time.monotonic() + float(os.environ.get("THREADS_MAY_TAKE_SECONDS", "60"))
     while (left := _threads() - before) and time.monotonic() < until:
         time.sleep(0.01)
     return left

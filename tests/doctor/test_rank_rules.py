@@ -1,7 +1,6 @@
 """Ranks against each other: recorded one after the other, then put side by side as the ranks of one run."""
 
 import json
-import time
 
 import pytest
 import torch
@@ -209,22 +208,22 @@ def test_set_epoch(judge_ranks):
     assert "X04" not in ids(judge_ranks(lambda rank: epochs(rank, set_epoch=False, shuffle=False)))
 
 
-def uneven(rank, *, late):
+def uneven(rank, *, late=lambda: None):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = blobs()
     for step in range(24):
-        if late and rank == 1:
-            time.sleep(0.05)
+        if rank == 1:
+            late()
         rows = slice(8 * step + 4 * rank, 8 * step + 4 * rank + 4)
         optimizer.zero_grad()
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
 
 
-def test_straggler(judge_ranks):
-    diagnosis = judge_ranks(lambda rank: uneven(rank, late=True))
+def test_straggler(judge_ranks, hand_clock):
+    diagnosis = judge_ranks(lambda rank: uneven(rank, late=lambda: hand_clock.sleep(0.05)))
     found = {finding.id: finding for finding in diagnosis.findings}
     assert found["X06"].evidence["late_rank"] == 1
     assert found["X06"].evidence["phase"] == "rest"
-    assert "X06" not in ids(judge_ranks(lambda rank: uneven(rank, late=False)))
+    assert "X06" not in ids(judge_ranks(uneven))

@@ -1,7 +1,5 @@
 """Time, memory, compilation and the number of steps."""
 
-import time
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,16 +14,16 @@ def compiler_is_there():
 
 
 class Slow(torch.utils.data.Dataset):
-    def __init__(self, seconds):
+    def __init__(self, wait):
         self.data = blobs(256)
-        self.seconds = seconds
+        self.wait = wait
 
     def __len__(self):
         return 256
 
     def __getitem__(self, index):
         if index % 4 == 0:
-            time.sleep(self.seconds)
+            self.wait()
         return self.data[0][index], self.data[1][index]
 
 
@@ -43,14 +41,14 @@ def from_loader(data, steps=60, **settings):
                 break
 
 
-def test_waiting_for_data(judge):
-    judged = judge(lambda: from_loader(Slow(0.03)))
+def test_waiting_for_data(judge, hand_clock):
+    judged = judge(lambda: from_loader(Slow(lambda: hand_clock.sleep(0.03))))
     assert judged.ids == ["T01"], judged
     assert judged["T01"].evidence["share_of_time"] > 0.5
 
 
-def test_small_data_is_silent(judge):
-    assert judge(lambda: from_loader(Slow(0.0))).ids == []
+def test_small_data_is_silent(judge, hand_clock):
+    assert judge(lambda: from_loader(Slow(lambda: None))).ids == []
 
 
 def compiled(sizes):
