@@ -50,7 +50,9 @@ def judge(tmp_path, capsys):
         gc.collect()  # optimizers of earlier tests would be found and taken for part of this one
         torch.manual_seed(0)
         watch = clew.watch(
-            out=str(tmp_path / "runs"), name=f"run{next(numbers)}", **{"budget": "off", **settings}
+            out=str(tmp_path / "runs"),
+            name=f"run{next(numbers)}",
+            **{"budget": "off", "snapshots": "off", **settings},
         )
         with contextlib.suppress(*([error] if error else [])), watch:
             train(*args)

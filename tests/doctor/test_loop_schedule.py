@@ -192,6 +192,26 @@ def early_clip(scaler, loss, optimizer, model):
     scaler.update()
 
 
+def clamped(change):
+    """Return a step that changes the scaled gradients one by one."""
+
+    def use(scaler, loss, optimizer, model):
+        scaler.scale(loss).backward()
+        for parameter in model.parameters():
+            change(parameter.grad)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return use
+
+
+def cut_by_value(scaler, loss, optimizer, model):
+    scaler.scale(loss).backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    scaler.step(optimizer)
+    scaler.update()
+
+
 def unscaled_loss(scaler, loss, optimizer, _model):
     scaler.scale(torch.zeros(()))
     loss.backward()
@@ -209,6 +229,11 @@ MISUSED = {
     "regression clipped": lambda: scaled(
         early_clip, model=mlp(classes=1), loss=F.mse_loss, targets=lambda x: x[:, :1]
     ),
+    "clipped by value": lambda: scaled(cut_by_value),
+    "clamped": lambda: scaled(clamped(lambda gradient: gradient.clamp_(-1, 1)), make=Adam),
+    "clamped data": lambda: scaled(
+        clamped(lambda gradient: gradient.data.clamp_(-0.1, 0.1)), model=mlp(layers=3)
+    ),
     "no update": lambda: scaled(no_update),
     "plain step": lambda: scaled(plain_step, make=Adam),
 }
@@ -219,6 +244,13 @@ def test_scaler_misuse(judge, spelling):
     judged = judge(MISUSED[spelling], error=(RuntimeError, AssertionError))
     assert judged.ids == ["N05"], judged
     assert judged["N05"].step <= 1
+
+
+@pytest.mark.parametrize(
+    "use", [clamped(lambda gradient: gradient.mul_(0.5)), clamped(lambda gradient: gradient[:1].zero_())]
+)
+def test_scaled_gradients_may_be_averaged_and_masked(judge, use):
+    assert judge(lambda: scaled(use)).ids == []
 
 
 # ---------------------------------------------------------------- N10 and T05
@@ -324,7 +356,23 @@ def seed_that_changes():
     seeded(lambda: torch.manual_seed(next(numbers)))
 
 
+def seed_in_a_closure():
+    model, (x, y) = mlp(), next(iter(rows(1)))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure():
+        torch.manual_seed(3)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x + 0.01 * torch.randn_like(x)), y)
+        loss.backward()
+        return loss
+
+    for _ in range(8):
+        optimizer.step(closure)
+
+
 RIGHT = {
+    "seed in a closure": seed_in_a_closure,
     "cosine over all steps": lambda: per_batch(lambda o: schedules.CosineAnnealingLR(o, 128)),
     "one cycle": lambda: per_batch(lambda o: schedules.OneCycleLR(o, 0.1, total_steps=129)),
     "warm-up": lambda: per_batch(lambda o: schedules.LinearLR(o, 0.1, total_iters=10)),

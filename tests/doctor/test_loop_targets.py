@@ -153,6 +153,32 @@ def test_all_targets_ignored(judge, spelling):
     assert judged["D13"].step == step
 
 
+class Judging(nn.Module):
+    """Computes its own loss, as models of language do that are given the labels as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.tagger = Tagger()
+
+    def forward(self, ids, mask, labels):
+        return F.cross_entropy(self.tagger(ids).flatten(0, 1), labels.flatten())
+
+
+def judge_inside(shift):
+    model = Judging()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(8):
+        ids = torch.randint(2, 20, (4, 12))
+        optimizer.zero_grad()
+        model(ids, torch.ones_like(ids), ids.roll(-shift, 1).clone()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_unshifted_targets_inside_the_model(judge, shift):
+    assert judge(lambda: judge_inside(shift)).ids == ([] if shift else ["D15"])
+
+
 UNSHIFTED = {
     "recurrent": lambda: speak(Tagger(), lambda ids: (ids, ids)),
     "with padding": lambda: speak(Tagger(), lambda ids: (ids, ids.masked_fill(ids < 4, -100))),

@@ -65,6 +65,18 @@ def test_a_contrastive_loss_has_no_usual_start(judge):
     assert judge(train).ids == []
 
 
+def test_scores_that_are_sharpened_on_purpose_start_high(judge):
+    class Cosine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.centres = nn.Parameter(torch.randn(3, 8))
+
+        def forward(self, x):
+            return 30.0 * F.linear(F.normalize(x), F.normalize(self.centres))
+
+    assert judge(lambda: fit(Cosine(), lr=0.01, steps=8)).ids == []
+
+
 # ---------------------------------------------------------------- nothing is learned
 
 
@@ -104,9 +116,9 @@ UNINFORMED = {
 
 @pytest.mark.parametrize("spelling", UNINFORMED)
 def test_uninformative(judge, spelling):
-    judged = judge(lambda: UNINFORMED[spelling](True))
+    judged = judge(lambda: UNINFORMED[spelling](True), every=4)
     assert judged.ids == ["D06"], judged
-    assert judge(lambda: UNINFORMED[spelling](False)).ids == []
+    assert judge(lambda: UNINFORMED[spelling](False), every=4).ids == []
 
 
 def far_off(bad):
@@ -122,17 +134,37 @@ def constant_regression(bad):
     stream(target, loss=F.mse_loss, classes=1)
 
 
-STUCK = {"a slow start": far_off, "regression on noise": constant_regression}
+def far_off_binary(bad):
+    model = mlp(hidden=16, classes=1)
+    with torch.no_grad():
+        model[2].bias.fill_(1.5)
+    stream(binary(learnable), model=model, lr=1e-6 if bad else 1e-2, loss=nn.BCEWithLogitsLoss())
+
+
+STUCK = {"a slow start": far_off, "regression on noise": constant_regression, "binary": far_off_binary}
 
 
 @pytest.mark.parametrize("spelling", STUCK)
 def test_stuck(judge, spelling):
-    judged = judge(lambda: STUCK[spelling](True))
+    judged = judge(lambda: STUCK[spelling](True), every=20)
     assert judged.ids == ["V02"], judged
-    assert judge(lambda: STUCK[spelling](False)).ids == []
+    assert judge(lambda: STUCK[spelling](False), every=20).ids == []
 
 
 # ---------------------------------------------------------------- spikes
+
+
+def test_a_harder_task_is_no_spike(judge):
+    def change(step, x, y):
+        return x, y * (8 if step >= 45 else 1)
+
+    def train():
+        x, _ = blobs()
+        model = mlp(classes=1)
+        optimizer = Adam(model.parameters(), lr=1e-3)
+        fit(model, (x, x[:, :1]), loss=F.mse_loss, steps=60, optimizer=optimizer, change=change)
+
+    assert judge(train).ids == []
 
 
 def spiking(bad, *, loss=F.cross_entropy, targets=None, at=60):

@@ -98,6 +98,12 @@ HIGH = {
     "SGD": lambda lr: fit(mlp(), lr=50.0 if lr else 0.1, steps=40),
     "Adam on a convolution": lambda lr: with_adam(conv_net(), pictures(), lr=1.0 if lr else 1e-3, steps=40),
     "regression that explodes": lambda lr: regression(10.0 if lr else 0.02),
+    "momentum on a convolution": lambda lr: fit(
+        (net := conv_net()),
+        pictures(),
+        optimizer=SGD(net.parameters(), 3.0 if lr else 0.02, momentum=0.9),
+        steps=40,
+    ),
     "deep": lambda lr: with_adam(mlp(layers=5), lr=3.0 if lr else 3e-3, steps=40),
 }
 

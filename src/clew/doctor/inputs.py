@@ -29,7 +29,7 @@ def _confirmed(case: Case, judge: Any) -> dict[str, Any] | None:
     "D07",
     "unscaled-input",
     severity="warning",
-    watches="what enters the first linear layers and convolutions, after any normalisation in the model",
+    watches="what enters the first linear, recurrent and convolutional layers, after any normalisation in the model",
     threshold="an image from 0 to over 50; a mean of over 20 standard deviations and over 1; a value beyond 1e4",
     silent="scaled inputs are near 1; what an embedding or a normalisation gives is not looked at",
     hint="divide images by 255, or subtract the mean and divide by the standard deviation of the training data",

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _PROBLEMS: Final = {
     "step": "{optimizer}.step(){at} takes gradients still multiplied by {scale:g}: call scaler.step({optimizer})",
     "clip": "the gradients clipped{at} are still multiplied by {scale:g}: call scaler.unscale_(optimizer) before",
+    "cut": "the gradients were cut off at a value before scaler.step(){at}, still multiplied by {scale:g}: call "
+    "scaler.unscale_({optimizer}) before clipping",
     "unscaled loss": "scaler.step(){at} divides gradients by {scale:g} that were never multiplied: call "
     "scaler.scale(loss).backward()",
 }

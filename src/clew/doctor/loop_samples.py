@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from clew.doctor.measure import round_number
 from clew.doctor.rule import Found, NotJudged, rule
 
 if TYPE_CHECKING:
@@ -44,9 +43,12 @@ def batch_mixing(case: Case) -> Iterator[Found]:
             yield Found(
                 0,
                 site=note["site"],
-                evidence={"change": round_number(note["mixing"])},
-                hint="the output for a sample changes with the other samples: look for view where permute is meant, "
-                "batch_first=True, and softmax or normalisation over dimension 0",
+                evidence={
+                    "output_moves_by": f"{note['mixing']:.2g} of its size when all other samples are replaced"
+                },
+                source=note.get("source", ""),
+                hint=f"the output of {note['site'] or 'the model'} for a sample depends on the others: look for "
+                "view where permute is meant, batch_first=True, and softmax or normalisation over dimension 0",
             )
             return
 
@@ -69,7 +71,10 @@ def future_leak(case: Case) -> Iterator[Found]:
             yield Found(
                 0,
                 site=note["site"],
-                evidence={"change": round_number(note["leak"])},
+                evidence={
+                    "output_moves_by": f"{note['leak']:.2g} of its size when a later token is replaced"
+                },
+                source=note.get("source", ""),
                 hint="outputs change with tokens that come later: give the attention a causal mask, or make "
                 "the recurrent layer one-directional",
             )

@@ -79,7 +79,7 @@ def _translate(note: dict[str, Any]) -> Found | None:
     index = _BAD_INDEX.search(note["message"]) if note["after_forward"] else None
     if match is None and index is None and not on_device:
         return None
-    evidence: dict[str, Any] = {"error": note["message"].splitlines()[0][:120]}
+    evidence: dict[str, Any] = {"error": note["message"].splitlines()[0][:120].rstrip(".")}
     if "target_min" in note:
         evidence.update(lowest_target=note["target_min"], highest_target=note["target_max"])
     classes = note.get("classes") or (int(index["size"]) if index else None)

@@ -21,6 +21,9 @@ _PHASES: Final = {
     "grad_output": "backward", "grad": "backward", "param": "parameter", "update": "optimizer", "state": "optimizer",
 }  # fmt: skip
 
+_CONVERSIONS: Final = ("to", "_to_copy", "half", "bfloat16", "type", "type_as", "copy_")
+_LARGEST_FLOAT: Final = 3.4e38
+
 _AFTERMATH: Final = ("M11", "M12", "M20", "M21", "N06", "N08", "O09", "O11", "O12", "D06", "V0*")
 """What a training shows after a NaN has gone through it."""
 
@@ -35,6 +38,8 @@ class Trouble(NamedTuple):
     hint: str = ""
     op: str = ""
     is_half: bool = False
+    is_born: bool = False
+    """Whether a replay has seen the operation make it out of finite numbers."""
     evidence: dict[str, Any] = {}  # noqa: RUF012 - never written to
 
 
@@ -91,9 +96,17 @@ def _from_verdict(verdict: dict[str, Any]) -> Trouble:
         source=f"{source['file']}:{source['line']}" if source.get("file") else "",
         hint=verdict.get("hint", ""),
         op=verdict.get("op", ""),
-        is_half=is_inf and any(given.get("dtype") in HALF for given in inputs),
+        is_born=bool(verdict.get("op")) and not any(given.get("nan") or given.get("inf") for given in inputs),
+        is_half=is_inf and (any(given.get("dtype") in HALF for given in inputs) or _is_narrowed(verdict)),
         evidence=evidence,
     )
+
+
+def _is_narrowed(verdict: dict[str, Any]) -> bool:
+    """Return whether a mere conversion made an infinity of numbers that float32 holds: the result is a half."""
+    given = [number for each in verdict["elements"] for number in each.get("inputs") or ()]
+    fits = [isinstance(number, (int, float)) and abs(number) < _LARGEST_FLOAT for number in given]
+    return verdict.get("op") in _CONVERSIONS and bool(fits) and all(fits)
 
 
 def _describe(given: dict[str, Any]) -> str:
@@ -151,8 +164,8 @@ def nonfinite_batch(case: Case) -> Iterator[Found]:
         (row for row in case.bad if row.kind == "batch" and row.step <= trouble.step and not is_mask(row)),
         None,
     )
-    if trouble.phase != "data" and (bad is None or bad.step != trouble.step):
-        return
+    if trouble.phase != "data" and (trouble.is_born or bad is None or bad.step != trouble.step):
+        return  # a replay that names the operation has looked further back than the model's inputs
     evidence = {"seen_in": trouble.evidence["seen_in"]} if "seen_in" in trouble.evidence else {}
     site = trouble.site
     if bad is not None:
@@ -211,7 +224,8 @@ def _born(case: Case, phase: str, words: str) -> Iterator[Found]:
     trouble = find_trouble(case)
     if trouble is None or trouble.phase != phase:
         return
-    if any(row.kind == "batch" and row.step == trouble.step and not is_mask(row) for row in case.bad):
+    is_given = any(row.kind == "batch" and row.step == trouble.step and not is_mask(row) for row in case.bad)
+    if is_given and not trouble.is_born:
         return
     title = f"{trouble.op} made NaN or infinity in {words}" if trouble.op else ""
     yield Found(

@@ -14,6 +14,8 @@ from clew.doctor.rule import Found, NotJudged, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from clew.doctor.case import Case
 
 _MANY_STEPS: Final = 300
@@ -26,7 +28,8 @@ _RECENT: Final = 100
     severity="warning",
     watches="the cross-entropy of the first batches",
     threshold="above twice ln(classes) and above ln(classes) + 2",
-    silent="healthy models start within 30 % of ln(classes); contrastive losses are left out",
+    silent="healthy models start within 30 % of ln(classes); contrastive losses and scores that are multiplied by a "
+    "number of over 3 on purpose are left out",
     hint="the scores are too large at the start: scale the last layer's initialisation down, embeddings to about 0.02",
     until=5,
     needs=("probe:objective", "note:objective"),
@@ -36,7 +39,7 @@ def bad_initial_loss(case: Case) -> Iterator[Found]:
     """The first loss is far worse than a guess."""
     for form in ("cross-entropy", "binary"):
         first = [note for note in case.noted("objective") if note["form"] == form][:3]
-        if not first or first[0]["step"] > 2 or any(note["is_pairing"] for note in first):
+        if not first or first[0]["step"] > 2 or any(n["is_pairing"] or n.get("is_sharpened") for n in first):
             continue
         chance = math.log(first[0]["classes"])
         value = float(first[0]["value"])
@@ -175,8 +178,9 @@ def _tell(standing: _Standing) -> dict[str, Any]:
     "loss-spike",
     severity="warning",
     watches="the loss against its own history",
-    threshold="5 times the largest of the last 50 losses, and 8 robust deviations of their logarithm above the median",
-    silent="noisy losses have a wide history; losses that change sign and several games are left out",
+    threshold="5 times the largest of the last 50 losses, 8 robust deviations of their logarithm above the median, and "
+    "back within 5 steps",
+    silent="noisy losses have a wide history; a new task stays; losses that change sign and several games are left out",
     hint="look at the batch that did it: an outlier, a wrong label, an empty or corrupted sample",
     needs=("scalar:loss", "steps:50"),
 )
@@ -198,7 +202,7 @@ def loss_spike(case: Case) -> Iterator[Found]:
         before = values[max(0, at - 50) : at]
         middle = float(np.median(before))
         spread = max(1.4826 * float(np.median(np.abs(before - middle))), 0.05)
-        if at >= 30 and values[at] - middle > 8 * spread:
+        if at >= 30 and values[at] - middle > 8 * spread and _comes_back(values, at, middle):
             step = int(loss.steps[at])
             yield Found(
                 step,
@@ -209,6 +213,12 @@ def loss_spike(case: Case) -> Iterator[Found]:
                 },
             )
             return
+
+
+def _comes_back(values: NDArray[np.float64], at: int, middle: float) -> bool:
+    """Return whether a loss is back soon: one that stays is another task (a curriculum), or has diverged."""
+    after = values[at + 1 : at + 6]
+    return len(after) >= 3 and float(np.median(after)) < (values[at] + middle) / 2
 
 
 def _name_batch(case: Case, step: int) -> dict[str, Any]:

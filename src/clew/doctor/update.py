@@ -68,8 +68,8 @@ def zero_learning_rate(case: Case) -> Iterator[Found]:
     "learning-rate-too-high",
     severity="warning",
     watches="update of every matrix over its initial size, lr, and the loss",
-    threshold="updates of over 20 % and 1.5 times the first loss, of over 2 % and 6 times; or lr above all before by a "
-    "factor of 3 and 3 times the loss from there on",
+    threshold="updates of over 20 % and a loss that is and stays 10 % above the first; of over 2 % and 30 times it; "
+    "one of over 10 % and 100 times; or lr above all before by a factor of 3 and 3 times the loss from there on",
     silent="healthy steps move a matrix by up to 20 % of its initial size while the loss falls; weights that begin at "
     "zero, losses that change sign and several games are left out",
     hint="divide the learning rate by 10",
@@ -103,45 +103,54 @@ def _diverges_at_start(case: Case, loss: Losses) -> list[Found]:
     first, later = float(loss.values[0]), loss.values[1 : 2 * _FIRST]
     broken = loss.steps[1 : 2 * _FIRST][~np.isfinite(later)]
     end = int(broken[0]) if len(broken) else int(loss.steps[-1]) + 1
-    paces, steps = _find_paces(case, before=end)
+    paces = _find_paces(case, before=end)
     later = later[np.isfinite(later)]
-    if not first > 0 or not len(later) or not paces or steps < (2 if len(broken) else 10):
+    if not first > 0 or not len(later) or len(paces) < (2 if len(broken) else 10):
         return []
     pace = float(np.median(paces))
     # A loss that has exploded may come down again, to weights that are too large to be moved.
     smooth = _smooth(later, 2 if len(broken) else 5)
-    highest = float(smooth.max())
-    # Data in its natural order has easy and hard stretches: moderate steps must leave them far behind.
-    if not (pace > 0.2 and highest > 1.5 * first) and not (pace > 0.02 and highest > 6 * first):
+    highest, reached = float(smooth.max()), float(smooth[-1])
+    too_far = pace > 0.2 and (highest > 1.5 * first or (highest > 1.1 * first and reached > 0.95 * first))
+    # Data in its natural order has easy and hard stretches, and some losses start low by chance: moderate steps must
+    # leave them far behind.
+    explodes = pace > 0.02 and highest > 30 * first
+    if not too_far and not explodes and not _leaps(paces, later, first):
         return []
     rate = learning_rate(case)
     evidence = {
         "median_update_over_initial_weight": round_number(pace),
         "first_loss": round_number(first),
         "highest_loss": round_number(highest),
-        "loss_after": round_number(float(smooth[-1])),
+        "loss_after": round_number(reached),
         "lr": float(rate.values[: 2 * _FIRST].max()) if len(rate) else 0.0,
     }
     return [Found(int(loss.steps[0]), evidence=evidence)]
 
 
-def _find_paces(case: Case, *, before: int) -> tuple[list[float], int]:
-    """Return the median update of each matrix over its initial size, and how many steps they were seen in.
+def _leaps(paces: NDArray[np.float64], later: NDArray[np.float64], first: float) -> bool:
+    """Return whether a single large step threw the loss out of all proportion; what is dead then moves no more."""
+    far = np.flatnonzero(later > 100 * first)
+    return bool(len(far)) and bool((paces[: far[0] + 1] > 0.1).any())
+
+
+def _find_paces(case: Case, *, before: int) -> NDArray[np.float64]:
+    """Return, for each step, the median update of the matrices over their initial size.
 
     Weights that a step blows up would hide the next one: what counts is the size they were made with. Those made at
     zero have none.
     """
     weights = case.by_site("param", first=_FIRST, mode=None)
-    paces, most = [], 0
+    paces: dict[int, list[float]] = {}
     for site, rows in case.by_site("update", first=_FIRST, mode=None).items():
         if site not in weights or not is_matrix(case.sites.get(site)):
             continue
         initial = float(weights[site].stat("l2")[0])
-        sizes = rows.stat("l2")[rows.steps < before]
-        if initial > 0 and len(sizes) and np.isfinite(sizes).all():
-            paces.append(float(np.median(sizes)) / initial)
-            most = max(most, len(sizes))
-    return paces, most
+        if initial > 0:
+            for step, size in zip(rows.steps.tolist(), rows.stat("l2").tolist(), strict=True):
+                paces.setdefault(step, []).append(size / initial)
+    middles = [np.median(paces[step]) for step in sorted(paces) if step < before]
+    return np.array([middle for middle in middles if np.isfinite(middle)])
 
 
 def _diverges_after_rise(case: Case, loss: Losses) -> list[Found]:

@@ -20,6 +20,7 @@ import torch
 from clew.capture.process_copy import fall_silent, write_all
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_change import Given, find_leak, find_mixing, is_next_token
+from clew.capture.torch.probe_events import is_library
 from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def _live(models: list[tuple[str, bool, torch.nn.Module, Given]], writing: int) 
 
 
 def _try(name: str, is_causal: bool, module: torch.nn.Module, given: Given) -> dict[str, Any]:
-    answer: dict[str, Any] = {"site": name}
+    answer: dict[str, Any] = {"site": name, "source": _find_forward(module)}
     module.eval()
     for part in module.modules():
         part._forward_hooks.clear()
@@ -224,6 +225,12 @@ def _try(name: str, is_causal: bool, module: torch.nn.Module, given: Given) -> d
         except Exception as error:  # noqa: BLE001 - a model that cannot be run so is not judged
             answer["error"] = f"{type(error).__name__}: {error}"[:200]
     return answer
+
+
+def _find_forward(module: torch.nn.Module) -> str:
+    """Return ``file:line`` of the user's own forward, or nothing for one of a library."""
+    code = getattr(type(module).forward, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code and not is_library(code.co_filename) else ""
 
 
 def _keep(args: Any, kwargs: Any, *, is_repeated: bool, has_samples: bool) -> Given | None:

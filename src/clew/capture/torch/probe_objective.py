@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.probe_graph import feeder, name_of
 from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _MOST_NODES: Final = 120
 _MOST_CLASSES: Final = 1024
 _MOST_ELEMENTS: Final = 1 << 20
 _SINGLE_NOTES: Final = 3
+_SHARP: Final = 3.0
 _BLOCK: Final = 16
 """The first objectives are noted one by one, later ones as the mean of so many."""
 
@@ -119,7 +121,11 @@ class ObjectiveProbe:
         tally = self._tally("cross-entropy", classes)
         tally.add_labels(kept, classes)
         self._keep(
-            tally, -float(picked.double().mean()), classes=classes, is_pairing=_is_pairing(targets, classes)
+            tally,
+            -float(picked.double().mean()),
+            classes=classes,
+            is_pairing=_is_pairing(targets, classes),
+            is_sharpened=_is_sharpened(node, self.saved),
         )
 
     def _read_binary(self, node: Any) -> None:
@@ -144,7 +150,15 @@ class ObjectiveProbe:
     def _tally(self, form: str, classes: int) -> _Tally:
         return self._tallies.setdefault((form, classes), _Tally(form))
 
-    def _keep(self, tally: _Tally, value: float, *, classes: int, is_pairing: bool = False) -> None:
+    def _keep(
+        self,
+        tally: _Tally,
+        value: float,
+        *,
+        classes: int,
+        is_pairing: bool = False,
+        is_sharpened: bool = False,
+    ) -> None:
         tally.values.append(value)
         tally.observed += 1
         if tally.observed > _SINGLE_NOTES and len(tally.values) < _BLOCK:
@@ -159,6 +173,7 @@ class ObjectiveProbe:
                 "targets": tally.total,
                 "classes": classes,
                 "is_pairing": is_pairing,
+                "is_sharpened": is_sharpened,
             },
         )
         tally.values.clear()
@@ -168,6 +183,16 @@ def _is_normalised(node: Any) -> bool:
     """Return whether a log-softmax comes before: only then are the inputs log-probabilities."""
     before = node.next_functions[0][0] if node.next_functions else None
     return before is not None and before.name() == "LogSoftmaxBackward0"
+
+
+def _is_sharpened(node: Any, saved: SavedRegions) -> bool:
+    """Return whether the scores were multiplied by one number of over 3, as those of a cosine are on purpose."""
+    above = feeder(feeder(node))
+    if name_of(above) not in ("Mul", "Div") or not saved.may_read(above):
+        return False
+    kept = [getattr(above, name, None) for name in ("_saved_other", "_saved_self")]
+    factors = [abs(float(each)) for each in kept if isinstance(each, torch.Tensor) and each.dim() == 0]
+    return any(factor > _SHARP if name_of(above) == "Mul" else 0 < factor < 1 / _SHARP for factor in factors)
 
 
 def _is_pairing(targets: torch.Tensor, classes: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 _MOST_NOTES: Final = 4
 _SLOW_PASSES: Final = 20
 _SMALLEST_HALF: Final = 6e-8
+_CUT_LOOKS: Final = 6
+"""Scaled backward passes whose gradients are compared with those that the scaler's step then finds."""
+
+_FEWEST_NUMBERS: Final = 8
+_MOST_NUMBERS: Final = 4096
+_CUT_SHARE: Final = 0.1
 
 
 class PrecisionProbe:
@@ -34,6 +41,9 @@ class PrecisionProbe:
         self._seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._anomalies = 0
         self._passes = 0
+        self._given: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._tops: dict[int, tuple[float, float]] = {}
+        self._cut_looks = 0
 
     def install(self, patches: Patches) -> None:
         """Begin to follow."""
@@ -52,6 +62,7 @@ class PrecisionProbe:
 
     def _see_pass(self, begins: bool) -> None:
         if not begins:
+            self._keep_tops()
             return
         self._is_scaled_pass, self._was_scaled = self._was_scaled, False
         self._stepped.clear()
@@ -69,6 +80,11 @@ class PrecisionProbe:
         self._inside += 1 if begins else -1
         if not begins:
             self._stepped.add(id(optimizer))
+        if begins and self._is_scaled_pass and _scale_of(scaler) > 1.0:
+            self._given.add(optimizer)
+            if _stage(scaler, optimizer) == "READY" and self._were_cut(optimizer):
+                self._scaler = scaler
+                self._note("cut", optimizer)
         if not begins or not self._passes or self._is_scaled_pass or _scale_of(scaler) <= 1.0:
             return
         if _stage(scaler, optimizer) == "READY" and _has_gradients(optimizer):
@@ -84,6 +100,24 @@ class PrecisionProbe:
         is_scaled = _scale_of(self._scaler) > 1.0 and _stage(self._scaler, optimizer) == "READY"
         if is_scaled and _has_gradients(optimizer):
             self._note("step", optimizer)
+
+    def _keep_tops(self) -> None:
+        """Remember how many numbers of some scaled gradients lie at their top, before anybody can clip them."""
+        self._tops.clear()
+        if not self._is_scaled_pass or self._cut_looks >= _CUT_LOOKS:
+            return
+        for optimizer in list(self._given):
+            for parameter in _choose(optimizer):
+                self._tops[id(parameter)] = _measure_top(parameter.grad)
+
+    def _were_cut(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether gradients were cut off at a value since their backward: many numbers lie at a lower top."""
+        before = [
+            (self._tops[id(p)], _measure_top(p.grad)) for p in _choose(optimizer) if id(p) in self._tops
+        ]
+        self._cut_looks += bool(before)
+        cut = [after[0] < top[0] and after[1] >= max(_CUT_SHARE, 2 * top[1]) for top, after in before]
+        return bool(cut) and 2 * sum(cut) >= len(cut)
 
     def _is_waiting(self, parameters: list[torch.Tensor]) -> bool:
         """Return whether gradients are still multiplied by the scale: nothing was unscaled since the backward."""
@@ -140,6 +174,23 @@ def _scale_of(scaler: Any) -> float:
 def _stage(scaler: Any, optimizer: torch.optim.Optimizer) -> str:
     states = getattr(scaler, "_per_optimizer_states", {})
     return str(states[id(optimizer)]["stage"].name) if id(optimizer) in states else "READY"
+
+
+def _choose(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return a few parameters whose gradients have numbers enough to tell a cut from chance."""
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    large = (p for p in held if p.grad is not None and p.numel() >= _FEWEST_NUMBERS and not p.grad.is_sparse)
+    return list(islice(large, 4))
+
+
+def _measure_top(gradient: torch.Tensor | None) -> tuple[float, float]:
+    """Return the largest magnitude of some numbers of a gradient, and the share of numbers that have it."""
+    if gradient is None:
+        return 0.0, 0.0
+    with torch.no_grad():
+        sizes = gradient.detach().reshape(-1)[:_MOST_NUMBERS].abs()
+        top = sizes.max()
+        return float(top), float((sizes == top).float().mean())
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -47,10 +47,12 @@ class RepeatProbe:
         self._pending: list[tuple[str, int, str]] = []
         self._told: set[tuple[str, int]] = set()
         self._aside = 0
+        self._is_closure = False
 
     def install(self, patches: Patches) -> None:
         """Begin to count."""
         patches.listen(self.events.on_made, self._see_made)
+        patches.listen(self.events.on_stepping, self._see_stepping)
         patches.listen(self.events.on_stepped, self._see_stepped)
         patches.listen(self.recorder.on_pass, self._see_pass)
         for owner in (torch, torch.random):
@@ -81,7 +83,12 @@ class RepeatProbe:
                 "optimizer-again", {**self.events.know(optimizer).tell(), "made_times": seen.made}
             )
 
+    def _see_stepping(self, _optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        """A closure is evaluated several times for one step and must draw the same numbers each time."""
+        self._is_closure = has_closure
+
     def _see_stepped(self, optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
+        self._is_closure = False
         parameter = _first(optimizer)
         seen = self._trained.get(id(parameter))
         if parameter is not None and seen is not None:
@@ -116,7 +123,12 @@ class RepeatProbe:
         return fork_rng
 
     def _see_seed(self, name: str, value: int) -> None:
-        if not self._aside and self.recorder.step >= _FIRST_STEPS and len(self._pending) < 8:
+        if (
+            not self._aside
+            and not self._is_closure
+            and self.recorder.step >= _FIRST_STEPS
+            and len(self._pending) < 8
+        ):
             self._pending.append((name, value, find_line()))
 
     def _see_pass(self, begins: bool) -> None:

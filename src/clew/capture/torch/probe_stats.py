@@ -36,7 +36,7 @@ _PASSING: Final = (
 """Operations that hand an activation on: what was zero everywhere stays zero."""
 
 _CONVOLUTIONS: Final = (torch.nn.modules.conv._ConvNd,)
-_MIXERS: Final = (torch.nn.Linear, *_CONVOLUTIONS)
+_MIXERS: Final = (torch.nn.Linear, torch.nn.RNNBase, *_CONVOLUTIONS)
 
 
 class _Activation:

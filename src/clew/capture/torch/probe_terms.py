@@ -98,10 +98,19 @@ def _find_deviation(scores: torch.Tensor) -> float:
 
 
 def _share_of_inputs(targets: torch.Tensor, valid: torch.Tensor, tokens: list[torch.Tensor]) -> float | None:
-    """Return the share of targets that repeat the token at their own place, where there is one input of that size."""
-    if len(tokens) != 1 or tokens[0].numel() != targets.numel():
+    """Return the share of targets that repeat the token at their own place, where there is one input of that size.
+
+    A model that computes its own loss is given the targets too, and masks and segments: those are no tokens.
+    """
+    size = targets.numel()
+    given = {
+        each.data_ptr(): each.detach() for each in tokens if each.numel() == size and int(each.max()) > 1
+    }
+    others = [each for address, each in given.items() if address != targets.data_ptr()]
+    given_once = others or list(given.values())
+    if len(given_once) != 1:
         return None
-    same = tokens[0].detach().reshape(-1) == targets.reshape(-1).to(tokens[0].device)
+    same = given_once[0].reshape(-1) == targets.reshape(-1).to(given_once[0].device)
     return float(same[valid.reshape(-1)].float().mean())
 
 
