@@ -1,6 +1,7 @@
 """The compiled clock, tray and hook against their twins in Python."""
 
 import gc
+import math
 import threading
 import weakref
 
@@ -49,12 +50,36 @@ def test_a_clock_knows_its_phases_only():
 @needs_kernel
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_the_first_bad_tensor_is_found(bad):
-    fine, spoiled = torch.randn(50), torch.randn(7, 3)
+    fine, spoiled, gone = torch.randn(50), torch.randn(7, 3), weakref.ref(torch.randn(2))
     spoiled[3, 1] = bad
-    assert KERNEL.find_bad([fine, None, fine]) == -1
-    assert KERNEL.find_bad([fine, None, spoiled, spoiled]) == 2
-    assert KERNEL.find_bad([spoiled.t()]) == 0
-    assert KERNEL.find_bad([fine, torch.randn(3).to_sparse()]) == -2
+    sparse, turned = torch.randn(3).to_sparse(), spoiled.t()
+
+    def find(*tensors, of_gradients=False):
+        return KERNEL.find_bad([gone, *map(weakref.ref, tensors)], of_gradients)
+
+    assert find(fine, fine) == -1
+    assert find(fine, spoiled, spoiled) == 2
+    assert find(turned) == 1
+    assert find(fine, sparse) == -2
+    fine.grad = fine.clone()
+    assert find(spoiled, fine, of_gradients=True) == -1
+    spoiled.grad = spoiled.clone()
+    assert find(fine, spoiled, of_gradients=True) == 2
+
+
+@needs_kernel
+def test_a_number_is_read_where_it_lies():
+    assert KERNEL.read_number(torch.tensor(1.5, requires_grad=True)) == 1.5
+    assert KERNEL.read_number(torch.tensor([[2.5]], dtype=torch.float64)) == 2.5
+    assert math.isnan(KERNEL.read_number(torch.tensor(math.nan)))
+    for other in (
+        torch.tensor(3),
+        torch.zeros(2),
+        torch.tensor(1.0, dtype=torch.bfloat16),
+        torch.tensor(1.0).to_sparse(),
+    ):
+        assert KERNEL.read_number(other) is None
+    assert KERNEL.read_number(torch.empty((), device="meta")) is None
 
 
 def _record(folder, monkeypatch, *, short):

@@ -15,7 +15,10 @@ _BANK_STEPS: Final = 2.0
 
 
 _PROBE_EVERY: Final = 25
-"""After the start of a run, one recorded step in so many is probed for the doctor."""
+_PROBE_SHARE: Final = 20
+_PROBE_RARELY: Final = 200
+"""After the start of a run, one recorded step in so many is probed for the doctor; in a long run ever fewer: the
+recorded steps so far divided by a number, up to a limit."""
 
 
 class Schedule:
@@ -28,6 +31,7 @@ class Schedule:
         self.recorded = 0
         self.thinned = 0
         self._forced_until = -1
+        self._found_until = -1
         self._bank = 0.0
         self._cost = 0.0
         self._since_last = 0
@@ -43,16 +47,24 @@ class Schedule:
 
     def is_probed(self, step: int) -> bool:
         """Return whether the rules get a closer look at this step, which costs more than its statistics."""
-        if step < self.warmup_steps or step <= self._forced_until:
+        if step < self.warmup_steps or step <= self._found_until:
             return True
-        if self.recorded - self._probed_at < _PROBE_EVERY:
+        gap = min(max(_PROBE_EVERY, self.recorded // _PROBE_SHARE), _PROBE_RARELY)
+        if self.recorded - self._probed_at < gap:
             return False
         self._probed_at = self.recorded
         return True
 
-    def force(self, step: int, *, steps: int) -> None:
-        """Make this and the following steps due whatever they cost: something was found here."""
+    def force(self, step: int, *, steps: int, is_probed: bool = True) -> None:
+        """Make this and the following steps due whatever they cost: something was found here, or is compared later."""
         self._forced_until = max(self._forced_until, step + steps - 1)
+        if is_probed:
+            self._found_until = max(self._found_until, step + steps - 1)
+
+    @property
+    def cost_seconds(self) -> float:
+        """What recording a step in full has cost lately."""
+        return self._cost
 
     def account(self, step: int, *, was_due: bool, wall_seconds: float, cost_seconds: float) -> None:
         """Take note of what a finished step took in all, and how much of that was clew."""

@@ -348,32 +348,6 @@ static PyObject *measure_updates(PyObject *module, PyObject *const *args, Py_ssi
     return check_count(n, 6) ? measure_kept(args[0], args[1], args + 2) : NULL;
 }
 
-PyDoc_STRVAR(find_bad_doc, "find_bad(tensors) -> int\n\n"
-                           "Return the position of the first tensor with a NaN or an infinity, -1 if there is none; None is\n"
-                           "passed over. -2 if one of the tensors is not simply memory: then nothing is known.");
-
-static PyObject *find_bad(PyObject *module, PyObject *tensors)
-{
-    Layout layout;
-    Task task;
-    Piece piece;
-    long found = is_observed() ? -2 : -1;
-    (void)module;
-    for (Py_ssize_t i = 0; found == -1 && i < PyList_Size(tensors); i++) {
-        PyObject *tensor = PyList_GetItem(tensors, i);
-        if (tensor == Py_None)
-            continue;
-        if (!read_tensor(tensor, WANT_STATS, &task, &layout))
-            found = -2;
-        else {
-            run_tasks(&task, 1, &piece, 1);
-            if (piece.nan || piece.pos_inf || piece.neg_inf)
-                found = (long)i;
-        }
-    }
-    return PyErr_Occurred() ? NULL : PyLong_FromLong(found);
-}
-
 PyDoc_STRVAR(measure_memory_doc, "measure_memory(address, type, count, row, hash, hist)\n\n"
                                  "Measure elements of a numbered type that lie one after another, in the calling thread;\n"
                                  "the one way in that needs no torch, for readers of files.");
@@ -506,6 +480,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
     Py_RETURN_NONE;
 }
 
+#include "_glance.h"
 #include "_tray.h"
 
 static PyMethodDef methods[] = {
@@ -515,7 +490,9 @@ static PyMethodDef methods[] = {
     FAST("measure_updates", measure_updates, measure_updates_doc),
     FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
-    {"find_bad", find_bad, METH_O, find_bad_doc},
+    FAST("find_bad", find_bad, find_bad_doc),
+    FAST("copy_memory", copy_memory, copy_memory_doc),
+    {"read_number", read_number, METH_O, read_number_doc},
     {"select", select_variant, METH_O, select_doc},
     {"variants", list_variants, METH_NOARGS, variants_doc},
     {NULL, NULL, 0, NULL},
@@ -534,7 +511,8 @@ PyMODINIT_FUNC PyInit__kernel(void)
     str_dtype = PyUnicode_InternFromString("dtype");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
     str_shape = PyUnicode_InternFromString("shape");
-    PyObject *module = str_dtype && str_is_cpu && str_shape ? PyModule_Create(&definition) : NULL;
+    str_grad = PyUnicode_InternFromString("grad");
+    PyObject *module = str_dtype && str_is_cpu && str_shape && str_grad ? PyModule_Create(&definition) : NULL;
 #ifdef HAVE_CLOCK
     if (module && !add_types(module))
         Py_CLEAR(module);

@@ -93,7 +93,8 @@ class BackwardLens:
                 recorder.before_event()
             if is_root and not recorder.in_backward:
                 recorder.has_output = False
-                recorder.ask(recorder.on_pass, True)
+                if recorder.on_pass:
+                    recorder.ask(recorder.on_pass, True)
                 self._record_losses(tensors)
             elif not recorder.in_backward:
                 recorder.ask(recorder.on_grad)
@@ -105,7 +106,8 @@ class BackwardLens:
 
     def _record_losses(self, tensors: Any) -> None:
         recorder = self.recorder
-        for _, loss in walk(tensors):
+        losses = (tensors,) if type(tensors) is torch.Tensor else [leaf for _, leaf in walk(tensors)]
+        for loss in losses:
             if recorder.probing:
                 recorder.ask(recorder.on_loss, loss)
             if recorder.on_each_loss:

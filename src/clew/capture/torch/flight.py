@@ -17,6 +17,7 @@ from clew.model.schema import STAT_INDEX
 from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable
     from types import CodeType
 
@@ -31,7 +32,8 @@ _UNKNOWN: Final = -2
 _SMALL: Final = 4096
 _MOST_CALLS: Final = 24
 _MOST_LOOKED_AT: Final = 4
-"""A NaN that flows through a backward pass reaches the small gradients (biases, norms) on its way."""
+"""A NaN that flows through a backward pass reaches the small gradients (biases, norms) on its way. Of a step that is
+not recorded two are looked at, the first and the last."""
 
 
 class RootCall(NamedTuple):
@@ -49,8 +51,7 @@ class Flight:
         self.recorder = recorder
         self.calls: list[RootCall] = []
         self.last_batch: Any = None
-        self.known_frames: dict[int, tuple[int, CodeType]] = {}
-        """Frames that were there when the last step ended, by identity: the line each was at, and its code."""
+        self._frames: list[tuple[int, int, CodeType]] = []
         self.has_loader = False
         self.step_call: Callable[[], Any] | None = None
         """Calls the function that the user marked as the step, with the arguments it has now."""
@@ -62,10 +63,17 @@ class Flight:
         self._rows = Rows(capacity=1)
         self._looked_at = -1
         self._small: list[TensorEntry] = []
+        self._references: list[weakref.ref[torch.Tensor]] = []
+        self._outermost: list[weakref.ref[torch.Tensor]] = []
+
+    @property
+    def known_frames(self) -> dict[int, tuple[int, CodeType]]:
+        """Frames that were there when the last step ended, by identity: the line each was at, and its code."""
+        return {key: (_find_line(code, place), code) for key, place, code in self._frames}
 
     def mark_end(self) -> None:
         """A step has ended: remember the frames that hold the loop, and begin the next step here."""
-        self.known_frames = _list_frames()
+        self._frames = _list_frames()
         if self.snapshots is not None:
             self.snapshots.end_step()
         self.calls.clear()
@@ -97,19 +105,25 @@ class Flight:
 
     def find_bad_gradient(self) -> str:
         """Return the name of a small parameter whose gradient is bad, or nothing: a look after every backward."""
-        living = [entry.ref() for entry in self._small_parameters()]
-        return self._find_bad([None if parameter is None else parameter.grad for parameter in living])
+        return self._find_bad(of_gradients=True)
 
     def find_bad_parameter(self) -> str:
         """Return the name of a small parameter that is bad, or nothing: a look after every optimizer step."""
-        return self._find_bad([entry.ref() for entry in self._small_parameters()])
+        return self._find_bad(of_gradients=False)
 
-    def _find_bad(self, tensors: list[torch.Tensor | None]) -> str:
-        """Return the name of the first small parameter whose tensor is bad; ``tensors`` has one for each, or None."""
-        bad = KERNEL.find_bad(tensors) if KERNEL is not None else _UNKNOWN
+    def _find_bad(self, *, of_gradients: bool) -> str:
+        if len(self.recorder.registry.tensors) != self._looked_at:
+            self._choose_small()
+        references = self._references if self.recorder.due else self._outermost
+        bad = KERNEL.find_bad(references, of_gradients) if KERNEL is not None else _UNKNOWN
         if bad == _UNKNOWN:
-            bad = self._find_bad_slowly(tensors)
-        return self._small[bad].name if bad >= 0 else ""
+            living = [reference() for reference in references]
+            bad = self._find_bad_slowly(
+                [each.grad if each is not None and of_gradients else each for each in living]
+            )
+        if bad < 0:
+            return ""
+        return next(entry.name for entry in self._small if entry.ref is references[bad])
 
     def _find_bad_slowly(self, tensors: list[torch.Tensor | None]) -> int:
         for position, tensor in enumerate(tensors):
@@ -121,20 +135,20 @@ class Flight:
                 return position
         return -1
 
-    def _small_parameters(self) -> list[TensorEntry]:
+    def _choose_small(self) -> None:
         registry = self.recorder.registry
-        if len(registry.tensors) != self._looked_at:
-            self._looked_at = len(registry.tensors)
-            self._small = [
-                entry
-                for entry, parameter in registry.living_parameters()
-                if parameter.is_leaf and parameter.device.type == "cpu" and 0 < parameter.numel() <= _SMALL
-            ]
-            # Backward ends with the first layers: what went bad anywhere has passed through to them.
-            half = _MOST_LOOKED_AT // 2
-            if len(self._small) > _MOST_LOOKED_AT:
-                self._small = self._small[:half] + self._small[-half:]
-        return self._small
+        self._looked_at = len(registry.tensors)
+        self._small = small = [
+            entry
+            for entry, parameter in registry.living_parameters()
+            if parameter.is_leaf and parameter.device.type == "cpu" and 0 < parameter.numel() <= _SMALL
+        ]
+        # Backward ends with the first layers: what went bad anywhere has passed through to them.
+        half = _MOST_LOOKED_AT // 2
+        if len(small) > _MOST_LOOKED_AT:
+            small = small[:half] + small[-half:]
+        self._references = [entry.ref for entry in small]
+        self._outermost = self._references[:1] + self._references[1:][-1:]
 
     def start_state(self) -> tuple[RandomBytes, dict[int, torch.Tensor]]:
         """Return the random states and, by the buffers' identities, copies of them from the beginning of the step."""
@@ -148,12 +162,10 @@ class Flight:
                 buffer.copy_(copy)
 
     def _copy_buffers(self) -> None:
-        trees = self.recorder.registry.living_trees()
-        count = 0
-        for tree in trees:
-            count += len(tree.buffers)
+        count = len(self.recorder.registry.tensors)
         if count != self._trees:
             self._trees = count
+            trees = self.recorder.registry.living_trees()
             living = [entry.ref() for tree in trees for entry in tree.buffers]
             kept = [buffer for buffer in living if buffer is not None and buffer.device.type == "cpu"]
             self._buffers = [(buffer, torch.empty_like(buffer)) for buffer in kept]
@@ -162,11 +174,17 @@ class Flight:
                 torch._foreach_copy_([copy for _, copy in self._buffers], [b for b, _ in self._buffers])
 
 
-def _list_frames() -> dict[int, tuple[int, CodeType]]:
+def _list_frames() -> list[tuple[int, int, CodeType]]:
+    """Return the identity of each frame, its place in its code, and that: looking up the line takes longer."""
     frame: Any = sys._getframe(1)
-    found = {}
+    found = []
     while frame is not None:
         # An identity may be used again by a frame of the next step: its code tells the two apart.
-        found[id(frame)] = frame.f_lineno, frame.f_code
+        found.append((id(frame), frame.f_lasti, frame.f_code))
         frame = frame.f_back
     return found
+
+
+def _find_line(code: CodeType, place: int) -> int:
+    lines = (line for start, end, line in code.co_lines() if start <= place < end)
+    return next(lines, None) or code.co_firstlineno

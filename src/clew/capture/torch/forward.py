@@ -110,7 +110,7 @@ class ForwardLens:
             if thread.recording:
                 self._observe(module, args, kwargs, output, is_root=True)
             self.recorder.has_output = True
-            if self.recorder.on_root:
+            if self.recorder.on_root or self.recorder.sentinel is not None:
                 self._ask_root(module, args, kwargs, output)
         finally:
             thread.depth = 0
@@ -136,7 +136,10 @@ class ForwardLens:
     def _ask_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         recorder = self.recorder
         before = recorder.clock.switch(CLEW)
-        recorder.ask(recorder.on_root, module, args, kwargs, output)
+        if recorder.sentinel is not None:
+            recorder.sentinel(module, args, kwargs, output)
+        if recorder.on_root:
+            recorder.ask(recorder.on_root, module, args, kwargs, output)
         recorder.clock.switch(before)
 
     def _find_around(self, module: torch.nn.Module) -> Any:

@@ -28,6 +28,27 @@ def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torc
         yield from walk(part, f"{path}[{name}]", depth + 1)
 
 
+def list_leaves(value: Any) -> list[torch.Tensor]:
+    """Return every tensor in a value; without their paths that takes a fraction of the time."""
+    found: list[torch.Tensor] = []
+    _collect(value, found, 0)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
+    kind = type(value)
+    if kind is torch.Tensor and not value.is_nested:
+        found.append(value)
+    elif kind in _PLAIN and depth < _DEEPEST:
+        for part in value[:_LONGEST]:
+            _collect(part, found, depth + 1)
+    elif kind is dict and depth < _DEEPEST and len(value) <= _LONGEST:
+        for part in value.values():
+            _collect(part, found, depth + 1)
+    elif value is not None:
+        found.extend(leaf for _, leaf in walk(value, depth=depth))
+
+
 def _parts(value: Any) -> list[tuple[str, Any]]:
     """Return the named parts of a container; nothing for an object that is none."""
     if type(value) in _PLAIN:

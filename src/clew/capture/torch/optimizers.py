@@ -270,17 +270,19 @@ class OptimizerLens:
 
     def _record_numbers(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         """Take the learning rate of each group every step, its other numbers when they change."""
-        groups = [{**group, "params": None} for group in optimizer.param_groups]
-        if groups == entry.known_groups:
+        if _are_unchanged(optimizer.param_groups, entry.known_groups):
             self.recorder.scalars += entry.rates
             return
+        groups = [{**group} for group in optimizer.param_groups]
         taken = len(self.recorder.scalars)
         for index, group in enumerate(groups):
             ordinal = entry.first_group + index
             for key, value in group.items():
                 self._record_number(entry, key, value, ordinal)
         # A number kept in a tensor changes in its place: such groups are read each time.
-        is_plain = all(_is_plain(value) for group in groups for value in group.values())
+        is_plain = all(
+            _is_plain(value) for group in groups for key, value in group.items() if key != "params"
+        )
         entry.known_groups = groups if is_plain else []
         entry.rates = [scalar for scalar in self.recorder.scalars[taken:] if scalar.name == "lr"]
 
@@ -322,6 +324,16 @@ def _count_running() -> int:
         count += frame.f_code.co_filename == _HOOKED_STEP_FILE and frame.f_code.co_name == "wrapper"
         frame = frame.f_back
     return count
+
+
+def _are_unchanged(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> bool:
+    """Return whether groups hold the lists they held, and the same numbers; lists of tensors cannot be compared."""
+    if len(groups) != len(known):
+        return False
+    for group, before in zip(groups, known, strict=True):
+        if group["params"] is not before["params"]:
+            return False
+    return groups == known
 
 
 def _is_plain(value: Any) -> bool:

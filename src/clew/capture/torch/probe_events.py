@@ -121,10 +121,12 @@ class LoopEvents:
     # ---------------------------------------------------------------- optimizers
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.tell(self.on_stepping, optimizer, _has_closure(args, kwargs))
+        if self.on_stepping:
+            self.tell(self.on_stepping, optimizer, _has_closure(args, kwargs))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
+        if self.on_stepped:
+            self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
 
     def _note_line(self, optimizer: torch.optim.Optimizer) -> None:
         self.know(optimizer).source = find_line(optimizer)
@@ -144,7 +146,8 @@ class LoopEvents:
             if torch.compiler.is_compiling():
                 return original(owner, *args, **kwargs)
             result = original(owner, *args, **kwargs)
-            self.tell(self.on_cleared, owner)
+            if self.on_cleared:
+                self.tell(self.on_cleared, owner)
             return result
 
         return zero_grad

@@ -56,20 +56,31 @@ class Rest:
         """Begin to follow the loop."""
         self._patches = patches
         self._resting, self._calm, self._is_past_structure = [], 0, False
-        patches.listen(self.recorder.on_root, self._see_root)
+        self.recorder.sentinel = self._see_root
+        patches.on_undo(self._leave)
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.events.on_stepped, self._see_stepped)
 
+    def _leave(self) -> None:
+        self.recorder.sentinel = None
+
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self._is_like_others(module):
+        try:
+            is_like_others = self._is_like_others(module)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self.recorder.sentinel = None
+            self._wake()
+            self.recorder.guard.fault(error, "rest of the probes", step=self.recorder.step)
+            return
+        if not is_like_others:
             self._calm = 0
             if self._resting:
+                # Those that wake now are told of this call as all others are; first of the batch they have missed.
                 woken = self._wake()
                 batch = self.recorder.flight.last_batch
                 iterator = self._iterator() if self._iterator is not None else None
                 if iterator is not None and batch is not None:
                     self._tell(woken, self.recorder.on_batch, iterator, batch)
-                self._tell(woken, self.recorder.on_root, module, args, kwargs, output)
         elif self._resting and self.recorder.probing:
             self._tell(self._resting, self.recorder.on_root, module, args, kwargs, output)
 

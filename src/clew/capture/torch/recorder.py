@@ -156,6 +156,8 @@ class Recorder:
         """Probes: called after each module call of a recorded step, recomputed forwards left out."""
         self.on_root: list[Callable[..., None]] = []
         """Probes: called after every root call, recorded or not, with the module, its arguments and its output."""
+        self.sentinel: Callable[..., None] | None = None
+        """Called as ``on_root`` and by the shortest way: it waits, for probes that rest, for something new."""
         self.around: Callable[[torch.nn.Module], Any] | None = None
         """A probe that may give a context manager to run a root call in, or None."""
         self.on_pass: list[Callable[[bool], None]] = []
@@ -284,10 +286,12 @@ class Recorder:
     def add_loss(self, value: torch.Tensor) -> None:
         """Take the loss of a backward root; a bad one makes this and the next steps due."""
         ordinal, self.losses = self.losses, self.losses + 1
-        if value.device.type != "cpu":
-            self.waiting.append(("loss", value.detach(), ordinal))
-            return
-        number = value.item()
+        number = KERNEL.read_number(value) if KERNEL is not None else None
+        if number is None:
+            if value.device.type != "cpu":
+                self.waiting.append(("loss", value.detach(), ordinal))
+                return
+            number = value.item()
         self.scalars.append(Scalar("loss", number, ordinal))
         self._note_loss(number)
         if number - number != 0.0:  # NaN or infinite

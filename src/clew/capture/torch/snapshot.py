@@ -18,7 +18,7 @@ from torch.utils.data import dataloader
 from clew.capture.clock import CLEW
 from clew.capture.torch import snapshot_state as states
 from clew.capture.torch.companions import Companions
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.randomness import RandomBytes, RandomStates
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Given:
 
     def is_changed(self) -> bool:
         """Whether the training has written into it since."""
-        return [_version(leaf) for _, leaf in walk(self.value)] != self.versions
+        return [_version(leaf) for leaf in list_leaves(self.value)] != self.versions
 
 
 @dataclass(slots=True)
@@ -98,12 +98,9 @@ class Entry:
 
     step: int
     given: list[Given]
-    is_whole: bool = True
-
-    @property
-    def size_bytes(self) -> int:
-        """How much memory it holds on to."""
-        return sum(each.size_bytes for each in self.given)
+    is_whole: bool
+    size_bytes: int
+    """How much memory it holds on to."""
 
 
 class SnapshotLens:
@@ -125,7 +122,7 @@ class SnapshotLens:
         self._limit = settings.snapshot_bytes
         self._keep_batches = settings.keep_batches if settings.data else 0
         self._companions = Companions()
-        self._random = RandomStates()
+        self._random, self._before = RandomStates(), RandomStates()
         self._staging: dict[str, torch.Tensor] = {}
         self._given: list[Given] = []
         self._is_whole = True
@@ -138,6 +135,7 @@ class SnapshotLens:
         self._trouble_at = -1
         self._ended, self._ends = -1, 0
         self._last = 0
+        self._look_at = 0
         self._next = -1
         self._ended_at = 0.0
         self._flushed_at = perf_counter()
@@ -164,7 +162,7 @@ class SnapshotLens:
     def close(self) -> None:
         """Write what is left of batches and wait for the thread."""
         if self._given:
-            self._entries.append(Entry(self._ended + 1, self._given, self._is_whole))
+            self._entries.append(self._make_entry(self._ended + 1))
             self._given = []
         if not self.recorder.is_child():
             self._flush()
@@ -184,16 +182,16 @@ class SnapshotLens:
         def __next__(iterator: Any) -> Any:  # noqa: N807
             if self.recorder.is_off() or self._inside or not self._keep_batches:
                 return original(iterator)
-            before = self._peek()
+            self._before.take()
             self._inside = True
             try:
                 batch = original(iterator)
             except StopIteration:
-                self._add(Given("stop"), before)
+                self._add(Given("stop"))
                 raise
             finally:
                 self._inside = False
-            self._add(Given("batch", batch), before)
+            self._add(Given("batch", batch))
             return batch
 
         return __next__
@@ -202,12 +200,12 @@ class SnapshotLens:
         self._random.take()
         return self._random.export()
 
-    def _add(self, given: Given, before: RandomBytes) -> None:
+    def _add(self, given: Given) -> None:
         recorder = self.recorder
         phase = recorder.clock.switch(CLEW)
         try:
-            after = self._peek()
-            given.random = after if after != before else None
+            self._random.take()
+            given.random = None if self._random.is_same(self._before) else self._random.export()
             self._hold(given)
             if given.kind == "batch":
                 self._ahead.append(given)
@@ -223,11 +221,11 @@ class SnapshotLens:
             return
         if self._clones and given.value is not None:
             given.value = copy_tensors(given.value)
-        leaves = [leaf for _, leaf in walk(given.value)]
-        given.versions = [_version(leaf) for leaf in leaves]
-        given.size_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves) + (
-            10_000 if given.random is not None else 0
-        )
+        for leaf in list_leaves(given.value):
+            given.versions.append(_version(leaf))
+            given.size_bytes += leaf.numel() * leaf.element_size()
+        if given.random is not None:
+            given.size_bytes += 10_000
         self._given.append(given)
 
     def _take_calls(self) -> None:
@@ -235,10 +233,10 @@ class SnapshotLens:
         flight, registry = self.recorder.flight, self.recorder.registry
         if flight.has_loader or not self._keep_batches:
             return
-        for call in flight.calls:
-            entry = registry.modules.get(id(call.module))
+        for module, args, kwargs in flight.calls:
+            entry = registry.modules.get(id(module))
             if entry is not None:
-                self._hold(Given("call", {"args": call.args, "kwargs": call.kwargs}, entry.name))
+                self._hold(Given("call", {"args": args, "kwargs": kwargs}, entry.name))
 
     # ---------------------------------------------------------------- the end of a step
 
@@ -247,13 +245,11 @@ class SnapshotLens:
         recorder = self.recorder
         if self.off or recorder.asleep or not self._lock.acquire(blocking=False):
             return
-        before = recorder.clock.switch(CLEW)
         try:
             self._end(recorder.step)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._give_up(error)
         finally:
-            recorder.clock.switch(before)
             self._lock.release()
 
     def _end(self, step: int) -> None:
@@ -263,7 +259,7 @@ class SnapshotLens:
             self._ended, self._ends = step, 1
             self._note_time()
             self._close_entry(step)
-        if self._is_due(step + 1):
+        if (step >= self._look_at or self._asked or self._ends > 1) and self._is_due(step + 1):
             self._take(step + 1)
 
     def _note_time(self) -> None:
@@ -277,7 +273,7 @@ class SnapshotLens:
     def _close_entry(self, step: int) -> None:
         self._take_calls()
         if self._keep_batches and not self._is_frozen(step):
-            self._entries.append(Entry(step, self._given, self._is_whole))
+            self._entries.append(self._make_entry(step))
             self._pending_bytes += self._entries[-1].size_bytes
         self._given, self._is_whole = [], True
         if self._is_cheap():
@@ -288,6 +284,9 @@ class SnapshotLens:
             self._pending_bytes > _RING_BYTES or len(self._entries) > self._keep_batches
         ):
             self._pending_bytes -= self._entries.popleft().size_bytes
+
+    def _make_entry(self, step: int) -> Entry:
+        return Entry(step, self._given, self._is_whole, sum(each.size_bytes for each in self._given))
 
     def _is_cheap(self) -> bool:
         """Whether writing every batch stays within the share; otherwise the last ones wait in memory."""
@@ -339,7 +338,10 @@ class SnapshotLens:
         if self._fixed is None and self.writer.is_busy:
             return False
         self.every = self._fixed or self._choose_period()
-        return step - self._last >= self.every
+        left = self._last + self.every - step
+        # What a step takes changes little by little: no need to ask before half of the way is gone.
+        self._look_at = step + (left if self._fixed else left // 2) - 1
+        return left <= 0
 
     def _is_frozen(self, step: int) -> bool:
         """After trouble nothing may push out the state from before it."""
@@ -352,7 +354,10 @@ class SnapshotLens:
             self._size = 3 * size
             self._cost = _BASE_SECONDS + self._size * _BYTE_SECONDS
         step_seconds = max(self._step_seconds, 1e-4)
-        steps = max(self._cost / (_SHARE * step_seconds), self._size / (_BYTES_PER_SECOND * step_seconds))
+        schedule = self.recorder.schedule
+        # The step after a snapshot is recorded in full, which costs as well unless every step is.
+        cost = self._cost + (schedule.cost_seconds if schedule.every != 1 else 0.0)
+        steps = max(cost / (_SHARE * step_seconds), self._size / (_BYTES_PER_SECOND * step_seconds))
         return max(_SHORTEST, int(steps) + 1)
 
     def _take(
@@ -383,7 +388,7 @@ class SnapshotLens:
         )
         self._asked, self._last, self._next = "", step, step
         # A replay from here begins with a step that can be compared in full.
-        self.recorder.schedule.force(step, steps=1)
+        self.recorder.schedule.force(step, steps=1, is_probed=False)
         self.taken += 1
         if self._is_cheap():
             self._flush()
@@ -483,7 +488,10 @@ def copy_tensors(value: Any) -> Any:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # a tensor of inference mode has none
+        return 0
 
 
 def _size(tensor: torch.Tensor) -> int:
