@@ -121,7 +121,7 @@ def main():
             return -jnp.take_along_axis(logits, y[..., None], axis=-1).mean()
 
         with clew.adapters.jax.watch(port, name="jax", out=folder) as run:
-            loss, grads = nnx.value_and_grad(loss_of)(port)
+            loss, grads = nnx.jit(nnx.value_and_grad(loss_of))(port)
             run.step(port, loss=loss, grads=grads)
         found = clew.diff(original.path, run.path)
     print(found.sentence)

@@ -123,8 +123,11 @@ def assert_same(
     with tempfile.TemporaryDirectory() as folder:
         paths = record_calls({"a": model_a, "b": model_b}, batch, Path(folder))
         found = diff_runs(*(Run(path) for path in paths), names=dict(names or {}))
-    if found.is_same:
+    told = _tell_slices(model_a, model_b, batch, found)
+    if found.is_same and not told:
         return
+    if found.is_same:
+        raise AssertionError(told)
     if isolate:
         from clew.api.apart import judge_apart
 
@@ -132,4 +135,22 @@ def assert_same(
         paired = {tops.get(x, x): tops.get(y, y) for x, y in found.alignment.names.items()}
         apart = judge_apart(model_a, model_b, batch, names=paired)
         raise AssertionError(f"{found.sentence}\neach module alone: {apart.sentence}")
-    raise AssertionError(found.sentence)
+    raise AssertionError("\n".join(each for each in (found.sentence, told) if each))
+
+
+def _tell_slices(model_a: Any, model_b: Any, batch: Any, found: Diff) -> str:
+    """Return which slice of a fused tensor is not the part it stands for; statistics of a whole cannot tell."""
+    if not found.alignment.fused:
+        return ""
+    from clew.api.fused_models import compare_slices
+
+    rows = compare_slices(model_a, model_b, batch, found.alignment.fused)
+    wrong = [row for row in rows if row.verdict == "different"]
+    if not wrong:
+        return ""
+    first = wrong[0]
+    kind = "weight" if first.kind == "param" else first.kind
+    return (
+        f"the models differ in {len(wrong)} of {len(rows)} slices of fused tensors, first in the {kind} {first.site} "
+        f"and {first.site_b}: relative error {first.error:.2g}"
+    )

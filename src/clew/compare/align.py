@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from clew.compare.align_fused import Fused, find_fused, join_names
 from clew.compare.align_rename import find_renamed
 from clew.compare.likeness import Likeness, is_laid_out_otherwise
 from clew.compare.name import own_name, unwrap
@@ -29,21 +30,27 @@ HOWS: Final = ("map", "renamed", "name", "unwrapped", "likeness", "moved", "pare
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two sites that stand for one place, why, and whether the second one's matrix is transposed."""
+    """Two sites that stand for one place, why, and whether the second one's matrix is transposed.
+
+    ``parts`` of side ``parts_in`` are together what the site of the other side is; the first of them stands for all.
+    """
 
     a: str
     b: str
     how: str
     is_transposed: bool = False
+    parts: tuple[str, ...] = ()
+    parts_in: str = ""
 
+    def sites(self, side: str) -> tuple[str, ...]:
+        """Return the sites on a side: one, or the parts."""
+        if self.parts_in == side:
+            return self.parts
+        return (self.a if side == "a" else self.b,)
 
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """Several sites of one side that are one on the other, such as q, k and v in one matrix."""
-
-    parts: tuple[str, ...]
-    whole: str
-    whole_is_in: str
+    def label(self, side: str) -> str:
+        """Return the name on a side, all parts of it in one."""
+        return join_names(self.parts) if self.parts_in == side else self.sites(side)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,16 @@ class Alignment:
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     fused: tuple[Fused, ...] = ()
+
+    @property
+    def joined(self) -> tuple[Pair, ...]:
+        """A pair for each place that is several sites on one side and one on the other."""
+        return tuple(
+            Pair(each.parts[0], each.whole, "fused", parts=each.parts, parts_in="a")
+            if each.whole_is_in == "b"
+            else Pair(each.whole, each.parts[0], "fused", parts=each.parts, parts_in="b")
+            for each in self.fused
+        )
 
     @property
     def names(self) -> dict[str, str]:
@@ -291,48 +308,15 @@ def _finish(search: _Search) -> Alignment:
     ]
     alone_a = [site for i, site in enumerate(search.a) if i not in search.partner]
     alone_b = [site for j, site in enumerate(search.b) if j not in search.taken]
-    fused = [*find_fused(alone_a, alone_b, whole_is_in="b"), *find_fused(alone_b, alone_a, whole_is_in="a")]
+    names = {pair.a: pair.b for pair in pairs}
+    turned = {pair.b: pair.a for pair in pairs}
+    fused = [
+        *find_fused(alone_a, alone_b, whole_is_in="b", partners=names),
+        *find_fused(alone_b, alone_a, whole_is_in="a", partners=turned),
+    ]
     return Alignment(
         tuple(pairs),
         tuple(site.name for site in alone_a),
         tuple(site.name for site in alone_b),
         tuple(fused),
     )
-
-
-def find_fused(parts: Sequence[Site], wholes: Sequence[Site], *, whole_is_in: str) -> list[Fused]:
-    """Return runs of two to four neighbours whose matrices, put together, have the shape of one on the other side."""
-    found = []
-    waiting = [site for site in parts if site.role == "parameter" and site.shape]
-    for whole in wholes:
-        if whole.role != "parameter" or not whole.shape:
-            continue
-        kin = [site for site in waiting if own_name(site.name) == _fused_own_name(whole.name)]
-        run = _find_run(kin, whole)
-        if run:
-            found.append(Fused(tuple(site.name for site in run), whole.name, whole_is_in))
-            waiting = [site for site in waiting if site not in run]
-    return found
-
-
-def _find_run(kin: Sequence[Site], whole: Site) -> Sequence[Site]:
-    for size in (3, 2, 4):
-        for at in range(len(kin) - size + 1):
-            if _fits(kin[at : at + size], whole):
-                return kin[at : at + size]
-    return ()
-
-
-def _fused_own_name(name: str) -> str:
-    """Return weight or bias, also for names such as ``in_proj_weight``."""
-    last = own_name(name)
-    return next((word for word in ("weight", "bias") if last.endswith(word)), last)
-
-
-def _fits(run: Sequence[Site], whole: Site) -> bool:
-    """Whether equal neighbours, stacked along the first dimension, give the whole, maybe transposed."""
-    first = run[0].shape
-    if any(site.shape != first for site in run):
-        return False
-    stacked = (first[0] * len(run), *first[1:])
-    return whole.shape in (stacked, stacked[::-1])

@@ -74,14 +74,17 @@ class StepCase:
             for site, run in zip(self.sides.site_pair(pair), "ab", strict=True)
         )
         kind = KINDS[self.rows["kind"][row]]
+        whole = self.sides.pairs[pair]
+        if whole.parts:
+            reason += "; statistics do not tell which of the parts"
         return Origin(
             self.step,
             phase,
-            a.name,
+            whole.label("a") if whole.parts else a.name,
             kind,
             cause,
             reason,
-            site_b=b.name,
+            site_b=whole.label("b") if whole.parts else b.name,
             op=a.type if a.role == "module" else "",
             row=row,
             is_within=bool(self.errors[row] <= self.tolerances[pair]),
@@ -218,7 +221,7 @@ def _find_missing(case: StepCase, row: int) -> Origin | None:
 
 def _lone_parameters(case: StepCase) -> Iterator[tuple[str, str]]:
     """Yield side and name of the parameters that one side lacks, of modules that both have."""
-    for side, names in (("a", case.sides.alignment.only_a), ("b", case.sides.alignment.only_b)):
+    for side, names in (("a", case.sides.only_a), ("b", case.sides.only_b)):
         sites = case.sides.sites_a if side == "a" else case.sides.sites_b
         alone = set(names)
         for name in names:

@@ -68,7 +68,9 @@ def judge_module(case: StepCase, row: int) -> Origin:
 
 def _is_product(case: StepCase, row: int) -> bool:
     """Whether a row is of a module that multiplies matrices, with arguments and code known for both sides."""
-    site, _ = next(_owners(case, row))
+    site = next((site for site, _ in _owners(case, row)), None)
+    if site is None:
+        return False
     kind = short_type(site.type)
     return bool(site.args) and any(word in kind for word in ("linear", "conv", "attention", "bilinear"))
 
@@ -99,8 +101,9 @@ def _owners(case: StepCase, row: int) -> Iterator[tuple[Site, Site]]:
     """Yield the module of a row and the modules around it, as pairs, from the inside out."""
     sides = case.sides
     names = sides.alignment.names
-    site, other = sides.site_pair(int(case.rows["pair"][row]))
-    if site.role == "module":
+    pair = int(case.rows["pair"][row])
+    site, other = sides.site_pair(pair)
+    if site.role == "module" and not sides.pairs[pair].parts:
         yield site, other
     by_id = {each.id: each for each in sides.sites_a.values()}
     while site.parent in by_id:
@@ -130,7 +133,7 @@ def _judge_arguments(case: StepCase, row: int, a: Site, b: Site) -> Origin | Non
     if is_own and a.type and b.type and len(kinds) > 1 and not a.name.startswith("("):
         reason = f"it is {_class(a)} in a and {_class(b)} in b"
         cause = "randomness" if is_random else "precision" if _is_narrowing(a, b) else "argument"
-        return case.origin(row, "forward", cause, reason, is_within=False, **place)
+        return case.origin(row, "forward", cause, reason, **_as_fact(case, a, b), **place)
     if not arguments:
         return None
     told = ", ".join(f"{name} is {x} in a and {y} in b" for name, (x, y) in list(arguments.items())[:4])
@@ -155,9 +158,13 @@ def _judge_code(case: StepCase, row: int, a: Site, b: Site) -> Origin | None:
     change = judge_code(code_of(a), code_of(b))
     if change is None:
         return None
-    return case.origin(
-        row, "forward", change.cause, change.reason, is_within=False, **_place(case, row, a, b)
-    )
+    more = _as_fact(case, a, b) | _place(case, row, a, b)
+    return case.origin(row, "forward", change.cause, change.reason, **more)
+
+
+def _as_fact(case: StepCase, a: Site, b: Site) -> dict[str, Any]:
+    """Return what makes a difference count however small: not where another form of the same weights explains it."""
+    return {} if case.sides.is_around_parts(a, b) else {"is_within": False}
 
 
 def _judge_draws(case: StepCase, row: int, a: Site, b: Site) -> Origin | None:
@@ -230,8 +237,10 @@ def _first_guilty(case: StepCase, row: int, lone: Columns, seqs: Any, side: str)
     passed = {*case.rows[ours][known & ~case.different].tolist(), *case.rows[theirs][known].tolist()}
     outputs = np.isin(lone["kind"], [KINDS.index(kind) for kind in _FORWARD])
     between = np.flatnonzero(outputs & (lone["seq"] > low) & (lone["seq"] < seqs[row]))
+    run, absorbed = (case.sides.a if side == "a" else case.sides.b), case.sides.absorbed(side)
     for index in between[np.argsort(lone["seq"][between])]:
-        if int(lone["hash"][index]) not in passed:
+        is_known = run.sites[lone["site"][index]].name.partition("[")[0] in absorbed
+        if int(lone["hash"][index]) not in passed and not is_known:
             return int(index)
     return -1
 
@@ -239,7 +248,11 @@ def _first_guilty(case: StepCase, row: int, lone: Columns, seqs: Any, side: str)
 def _find_moved(case: StepCase, row: int) -> str:
     """Return the first site whose output came before this one in one run and after it in the other, or nothing."""
     seq, seq_b = case.rows["seq"], case.rows["seq_b"]
-    swapped = case.rows.is_kind("output") & ((seq < seq[row]) != (seq_b < seq_b[row]))
+    # Parts have no one place in the order.
+    is_one = np.array([not pair.parts for pair in case.sides.pairs])[case.rows["pair"]]
+    if not is_one[row]:
+        return ""
+    swapped = is_one & case.rows.is_kind("output") & ((seq < seq[row]) != (seq_b < seq_b[row]))
     found = np.flatnonzero(swapped)
     if not len(found):
         return ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from clew.compare import metric
+from clew.compare.checkpoint_fused import Slice, compare_fused, find_fused_tensors
 from clew.compare.checkpoint_measure import (
     has_equal_bits,
     is_one_pass,
@@ -88,6 +89,12 @@ class Compared:
     tensor: StoredTensor
     change: Change | None
     sums: metric.Sums | None
+    slice_name: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the reference, or of the slice of it."""
+        return self.slice_name or self.tensor.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +240,21 @@ def diff_checkpoints(
     reshaped = [Reshaped(x.name, x.shape, y.shape) for x, y in pairs if x.shape != y.shape]
     compared = _compare_all(same_shape, progress)
     matched = set(names.values())
+    only_a = [name for name in left if name not in names]
+    only_b = [name for name in right if name not in matched]
+    fused = find_fused_tensors([left[name] for name in only_a], [right[name] for name in only_b])
+    slices, told = compare_fused(left, right, fused)
+    compared += [_judge_slice(each) for each in slices]
+    joined = {name for each in fused for name in (*each.parts, each.whole)}
     return CheckpointDiff(
         changed=tuple(each.change for each in compared if each.change),
-        unchanged=tuple(each.tensor.name for each in compared if not each.change),
+        unchanged=tuple(each.name for each in compared if not each.change),
         reshaped=tuple(reshaped),
-        only_a=tuple(name for name in left if name not in names),
-        only_b=tuple(name for name in right if name not in matched),
+        only_a=tuple(name for name in only_a if name not in joined),
+        only_b=tuple(name for name in only_b if name not in joined),
         groups=tuple(_total_changes(compared, depth)),
         values=_differing_values(a.values, b.values),
-        notes=(*notes, *a.notes, *(note for note in b.notes if note not in a.notes)),
+        notes=(*notes, *told, *a.notes, *(note for note in b.notes if note not in a.notes)),
     )
 
 
@@ -294,6 +307,17 @@ def _judge(x: StoredTensor, y: StoredTensor, parts: list[metric.Sums] | None) ->
         name_b=y.name if y.name != x.name else "",
     )
     return Compared(x, change, sums)
+
+
+def _judge_slice(each: Slice) -> Compared:
+    found = _judge(each.a, each.b, [each.sums])
+    change = found.change and replace(
+        found.change,
+        name=each.name_a,
+        name_b=each.name_b if each.name_b != each.name_a else "",
+        shape=each.shape,
+    )
+    return Compared(each.a, change, each.sums, each.name_a)
 
 
 def _total_changes(compared: Sequence[Compared], depth: int | None) -> list[GroupChange]:

@@ -284,8 +284,8 @@ class _Comparison:
             sentence=sentence if origin is None else verdict.say_origin(origin),
             first=origin,
             tensors=_list_tensors(case, origin) if case is not None and origin is not None else (),
-            only_a=alignment.only_a,
-            only_b=alignment.only_b,
+            only_a=self.sides.only_a,
+            only_b=self.sides.only_b,
             steps={
                 "a": len(self.sides.a.steps),
                 "b": len(self.sides.b.steps),
@@ -331,12 +331,12 @@ def _list_tensors(case: StepCase, origin: Origin) -> tuple[TensorDifference, ...
     chosen = chosen[np.lexsort((rows["seq"][chosen], phases[chosen]))]
     found = []
     for row in chosen.tolist():
-        a, b = sides.pairs[rows["pair"][row]].a, sides.pairs[rows["pair"][row]].b
+        pair = sides.pairs[rows["pair"][row]]
         within = case.errors[row] <= case.tolerances[rows["pair"][row]]
         found.append(
             TensorDifference(
-                a,
-                b,
+                pair.label("a"),
+                pair.label("b"),
                 KINDS[rows["kind"][row]],
                 int(rows["ordinal"][row]),
                 int(rows["rank"][row]),

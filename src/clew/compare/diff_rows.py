@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from clew.compare.diff_parts import join_parts
 from clew.compare.tolerance import MAX_ERROR_FACTOR
 from clew.model.schema import KINDS
 
@@ -74,8 +75,8 @@ def _take(columns: Columns, rows: NDArray[np.bool_]) -> Columns:
 def match_rows(sides: Sides, *, step: int | None = None, with_stats: bool = False) -> Rows:
     """Return the rows of both runs side by side, in the order of the first."""
     wanted = ("hash", *(STATS if with_stats else ()))
-    a = _read(sides.a, sides.pair_of_a, step, wanted)
-    b = _read(sides.b, sides.pair_of_b, step, wanted)
+    a = join_parts(_read(sides.a, sides.pair_of_a, step, wanted), sides.pairs, side="a")
+    b = join_parts(_read(sides.b, sides.pair_of_b, step, wanted), sides.pairs, side="b")
     if sides.is_by_hand:
         # Arrays have no mode: they stand for whatever the other run did.
         a["mode"], b["mode"] = np.zeros_like(a["mode"]), np.zeros_like(b["mode"])

@@ -11,7 +11,7 @@ from clew.compare.align import Alignment, Pair, align
 from clew.compare.tolerance import loosest, tolerance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
@@ -29,11 +29,16 @@ STAT_FACTOR: Final = 4.0
 """Statistics may be this many tolerances of their dtype apart: small errors add up from site to site."""
 
 
+_PACKED: Final = "MultiheadAttention"
+"""The class that has the matrices of q, k and v in one parameter, and calls no module for any of its own."""
+
+
 @dataclass(slots=True)
 class Sides:
     """The two runs, their alignment as numbers, and their sites by name.
 
-    ``pair_of_a`` and ``pair_of_b`` give the pair of a site's number, -1 for none. ``is_fragment``: one side has only
+    ``pairs`` are those of the alignment in its order, then those of several sites with one. ``pair_of_a`` and
+    ``pair_of_b`` give the pair of a site's number, -1 for none. ``is_fragment``: one side has only
     some of the sites, so one that is missing is no difference. ``is_by_hand``: one side was put together from arrays.
     """
 
@@ -46,11 +51,44 @@ class Sides:
     pair_of_b: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     is_fragment: bool = False
     is_by_hand: bool = False
+    pairs: tuple[Pair, ...] = ()
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """The pairs, in the order of the first run's sites."""
-        return self.alignment.pairs
+    def only_a(self) -> tuple[str, ...]:
+        """The sites of the first run that nothing is compared with."""
+        return self._alone(self.alignment.only_a, "a")
+
+    @property
+    def only_b(self) -> tuple[str, ...]:
+        """The sites of the second run that nothing is compared with."""
+        return self._alone(self.alignment.only_b, "b")
+
+    def absorbed(self, side: str) -> set[str]:
+        """Return the modules of a side that the other run has no call for, though it has all of their weights."""
+        joined = [name for pair in self.alignment.joined for name in pair.sites(side)]
+        sites, others = (self.sites_a, self.sites_b) if side == "a" else (self.sites_b, self.sites_a)
+        other = "b" if side == "a" else "a"
+        found = {name.rpartition(".")[0] for name in joined if sites[name].role == "parameter"}
+        own = {name for name in found if not _has_other_parameters(name, sites, joined)}
+        own |= {name for name in found if name in sites and sites[name].type.endswith(_PACKED)}
+        for pair in self.alignment.pairs if joined else ():
+            around = others.get(pair.sites(other)[0].rpartition(".")[0])
+            if around is not None and around.type.endswith(_PACKED):
+                own.add(pair.sites(side)[0])
+        return own
+
+    def is_around_parts(self, a: Site, b: Site) -> bool:
+        """Whether two modules hold parts of a whole: their classes and their code cannot be the same."""
+        return any(
+            name.startswith(f"{module.name}.")
+            for pair in self.alignment.joined
+            for module, side in ((a, "a"), (b, "b"))
+            for name in pair.sites(side)
+        )
+
+    def _alone(self, names: tuple[str, ...], side: str) -> tuple[str, ...]:
+        joined = {name for pair in self.alignment.joined for name in pair.sites(side)}
+        return tuple(name for name in names if name not in joined)
 
     def site_pair(self, pair: int) -> tuple[Site, Site]:
         """Return both sites of a pair."""
@@ -65,7 +103,7 @@ class Sides:
         return next((each for each in sites.values() if each.id == site.parent), site)
 
     def by_statistics(self) -> NDArray[np.bool_]:
-        """Return which pairs cannot be compared by hash: turned matrices, whole numbers of other widths."""
+        """Return which pairs cannot be compared by hash: turned matrices, parts, integers of other widths."""
         return np.array(
             [_needs_statistics(pair, *self.site_pair(i)) for i, pair in enumerate(self.pairs)], bool
         )
@@ -76,12 +114,21 @@ class Sides:
         return STAT_FACTOR * np.array([tolerance_of(loosest(*each)).relative for each in dtypes], np.float64)
 
 
+def _has_other_parameters(module: str, sites: Mapping[str, Site], known: Collection[str]) -> bool:
+    return any(
+        site.role == "parameter" and name.startswith(f"{module}.") and name not in known
+        for name, site in sites.items()
+    )
+
+
 def join_sides(a: Run, b: Run, *, names: Mapping[str, str] | None = None) -> Sides:
     """Align two runs; ``names`` is the user's map, with its stars filled in."""
     sites_a, sites_b = {site.name: site for site in a.sites}, {site.name: site for site in b.sites}
     alignment = _align(a, b, names or {})
-    place_a = {pair.a: index for index, pair in enumerate(alignment.pairs)}
-    place_b = {pair.b: index for index, pair in enumerate(alignment.pairs)}
+    pairs = (*alignment.pairs, *alignment.joined)
+    place_a, place_b = (
+        {name: index for index, pair in enumerate(pairs) for name in pair.sites(side)} for side in "ab"
+    )
     settings = (a.info.settings, b.info.settings)
     is_by_hand = any(each.get(BY_HAND) for each in settings)
     return Sides(
@@ -94,6 +141,7 @@ def join_sides(a: Run, b: Run, *, names: Mapping[str, str] | None = None) -> Sid
         np.array([place_b.get(site.name, -1) for site in b.sites], np.int64),
         is_fragment=is_by_hand or settings[0].get("sites") != settings[1].get("sites"),
         is_by_hand=is_by_hand,
+        pairs=pairs,
     )
 
 
@@ -145,7 +193,11 @@ def is_float(dtype: str) -> bool:
 
 def _needs_statistics(pair: Pair, a: Site, b: Site) -> bool:
     first, second = _dtype(a), _dtype(b)
-    return pair.is_transposed or (first != second and not (is_float(first) or is_float(second)))
+    return (
+        pair.is_transposed
+        or bool(pair.parts)
+        or (first != second and not (is_float(first) or is_float(second)))
+    )
 
 
 def float_dtypes(sides: Sides, pair: int) -> tuple[str, str] | None:

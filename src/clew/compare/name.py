@@ -35,6 +35,7 @@ PARAMETER_WORDS: Final = {
 _TYPE_WORDS: Final = {
     "dense": "linear",
     "embed": "embedding",
+    "nondynamicallyquantizablelinear": "linear",
     "groupnormalization": "groupnorm",
     "layernormalization": "layernorm",
     "batchnormalization": "batchnorm",

@@ -47,16 +47,14 @@ def say_identical(sides: Sides, rows: Rows) -> str:
     """Return the verdict on runs without a difference."""
     steps = len(np.unique(rows["step"]))
     hashed = bool(len(rows)) and bool(((rows["hash_a"] != 0) & (rows["hash_b"] != 0)).all())
-    turned = any(pair.is_transposed for pair in sides.pairs)
+    turned = any(pair.is_transposed or pair.parts for pair in sides.pairs)
     how = "identical" if hashed and not turned else "the same by their statistics"
     return f"the runs are {how}: {len(rows):,} records of {_count(steps, 'step')} are equal{say_lone(sides)}"
 
 
 def say_lone(sides: Sides) -> str:
     """Return how many sites have no partner, where there are such."""
-    alone = [
-        (len(names), side) for names, side in ((sides.alignment.only_a, "a"), (sides.alignment.only_b, "b"))
-    ]
+    alone = [(len(names), side) for names, side in ((sides.only_a, "a"), (sides.only_b, "b"))]
     told = [f"{_count(count, 'site')} of {side}" for count, side in alone if count]
     return f"; {' and '.join(told)} could not be compared" if told else ""
 
@@ -109,11 +107,19 @@ def find_notes(sides: Sides, compared: NDArray[np.int64]) -> list[str]:
     kinds = [set(run.info.settings.get("kinds", ())) for run in (sides.a, sides.b)]
     if all(kinds) and kinds[0] != kinds[1]:
         notes.append(f"kinds recorded in one run only: {', '.join(sorted(kinds[0] ^ kinds[1]))}")
-    for fused in sides.alignment.fused:
-        notes.append(
-            f"not compared: {', '.join(fused.parts)} are one matrix on the other side, {fused.whole}"
-        )
+    notes += _say_fused(sides)
     return notes
+
+
+def _say_fused(sides: Sides) -> list[str]:
+    joined = sides.alignment.joined
+    if not joined:
+        return []
+    first = joined[0]
+    more = f", and {len(joined) - 1} more such" if len(joined) > 1 else ""
+    limits = "how the parts lie in it and which of them differs they do not tell"
+    both = f"{first.label('a')} of a and {first.label('b')} of b are compared as a whole, by statistics{more}"
+    return [f"{both}: {limits}; clew ckpt diff and clew.assert_same do"]
 
 
 def find_lone_module(sides: Sides) -> tuple[str, Site, int] | None:
@@ -123,12 +129,13 @@ def find_lone_module(sides: Sides) -> tuple[str, Site, int] | None:
     """
     if sides.is_fragment:
         return None
-    paired = {"a": [pair.a for pair in sides.pairs], "b": [pair.b for pair in sides.pairs]}
+    paired = {side: [name for pair in sides.pairs for name in pair.sites(side)] for side in "ab"}
     for side, names, sites in (
-        ("a", sides.alignment.only_a, sides.sites_a),
-        ("b", sides.alignment.only_b, sides.sites_b),
+        ("a", sides.only_a, sides.sites_a),
+        ("b", sides.only_b, sides.sites_b),
     ):
         lone = [sites[name] for name in names if sites[name].role == "module" and sites[name].order >= 0]
+        lone = [site for site in lone if site.name not in sides.absorbed(side)]
         lone = [site for site in lone if not any(name.startswith(f"{site.name}.") for name in paired[side])]
         if lone:
             return side, min(lone, key=lambda site: site.order), len(lone)
@@ -158,6 +165,7 @@ def to_json(diff: Diff) -> dict[str, Any]:
         "only_a": list(diff.only_a),
         "only_b": list(diff.only_b),
         "renamed": list(diff.renamed),
+        "fused": list(diff.alignment.fused),
         "steps": diff.steps,
         "operation": diff.operation,
         "notes": list(diff.notes),
