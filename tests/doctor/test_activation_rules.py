@@ -282,3 +282,40 @@ def test_scaled_twice(judge, spelling):
     judged = judge(lambda: TWICE[spelling](True))
     assert judged.ids == ["D08"], judged
     assert judge(lambda: TWICE[spelling](False)).ids == []
+
+
+class Shared(nn.Module):
+    """One ReLU for both layers; the outer one may never fire."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.act = nn.Linear(8, 32), nn.Linear(32, 1), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.last(self.act(self.first(x))))
+
+
+@pytest.mark.parametrize("offset", [-30.0, 30.0])
+def test_a_dead_output_behind_a_shared_relu(judge, offset):
+    def train():
+        x, _ = blobs()
+        model = Shared()
+        with torch.no_grad():
+            model.last.bias.fill_(offset / 10)
+        fit(model, (x, x[:, :1] + offset), loss=F.mse_loss, lr=1e-3, steps=24)
+
+    judged = judge(train)
+    assert judged.ids == (["M11"] if offset < 0 else []), judged
+
+
+def test_layers_that_are_given_one_sample_without_a_batch(judge, capsys):
+    def train():
+        model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for x in torch.randn(6, 8):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+
+    assert judge(train).ids == []
+    assert "fault" not in capsys.readouterr().err

@@ -148,3 +148,80 @@ def test_a_multiplier_has_a_loss_of_its_own(judge):
             optimizer.step()
 
     assert judge(play).ids == []
+
+
+class Shares(nn.Module):
+    """A softmax that is written out."""
+
+    def __init__(self, softmax=True):
+        super().__init__()
+        self.body, self.softmax = mlp(), softmax
+
+    def forward(self, x):
+        scores = self.body(x)
+        parts = torch.exp(scores - scores.amax(1, keepdim=True))
+        return parts / parts.sum(1, keepdim=True) if self.softmax else scores
+
+
+class Clamped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(classes=1)
+
+    def forward(self, x):
+        return torch.sigmoid(self.body(x)).clamp(1e-6, 1 - 1e-6).view(-1)
+
+
+def binary_loss(loss):
+    return lambda scores, y: loss(scores.view(-1), (y == 0).float())
+
+
+SQUASHED = {
+    "L01": (Shares, F.cross_entropy, lambda: Shares(softmax=False), F.cross_entropy),
+    "L02": (
+        lambda: nn.Sequential(mlp(), nn.LogSigmoid()),
+        F.nll_loss,
+        lambda: nn.Sequential(mlp(), nn.LogSoftmax(1)),
+        F.nll_loss,
+    ),
+    "L03": (Clamped, binary_loss(nn.BCEWithLogitsLoss()), Clamped, binary_loss(nn.BCELoss())),
+}
+
+
+def fit_all(model, loss, data=None, steps=5):
+    x, y = data or (each[:64] for each in blobs())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("id", SQUASHED)
+def test_probabilities_in_the_place_of_scores(judge, id):
+    wrong, loss, right, right_loss = SQUASHED[id]
+    assert judge(lambda: fit_all(wrong(), loss)).ids == [id]
+    assert judge(lambda: fit_all(right(), right_loss)).ids == []
+
+
+def chosen(wide):
+    """The value of an action that was taken, against a target for each sample."""
+    action, target = torch.randint(0, 3, (64, 1)), torch.randn(64, 1 if wide else 64)[:, 0]
+    return lambda scores, _: ((scores.gather(1, action) - (target[:, None] if wide else target)) ** 2).mean()
+
+
+def masks(wide):
+    picture, mask = torch.randn(8, 1, 6, 6), (torch.rand(8, 1, 6, 6) > 0.5).float()
+
+    def dice(scores, mask):
+        p = torch.sigmoid(scores)[:, 0]
+        mask = mask[:, 0] if wide else mask
+        return 1 - 2 * (p * mask).sum() / (p.sum() + mask.sum())
+
+    return lambda: fit_all(nn.Conv2d(1, 1, 3, padding=1), dice, (picture, mask))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_broadcast_of_chosen_values_and_of_masks(judge, wide):
+    assert judge(lambda: fit_all(mlp(), chosen(wide))).ids == ([] if wide else ["L05"])
+    assert judge(masks(wide)).ids == ([] if wide else ["L05"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from clew.doctor.rule import Found, rule
 
@@ -12,17 +12,21 @@ if TYPE_CHECKING:
     from clew.doctor.case import Case
 
 
+_MANY_SAMPLES: Final = 256
+
+
 def _streaks(case: Case, forms: tuple[str, ...], share: Any) -> list[tuple[dict[str, Any], int]]:
     """Return, for each activation that is ill now, its newest block of batches and the step since when it is."""
-    streaks: dict[str, tuple[dict[str, Any], int]] = {}
+    streaks: dict[tuple[str, int], tuple[dict[str, Any], int]] = {}
     for note in case.noted("activation"):
         if note["form"] not in forms:
             continue
+        key = (note["site"], int(note["units"]))
         if share(note) <= 0.9:
-            streaks.pop(note["site"], None)
+            streaks.pop(key, None)
             continue
         began = max(int(note["step"]) - int(note["batches"]) + 1, 0)
-        streaks[note["site"]] = (note, streaks.get(note["site"], (note, began))[1])
+        streaks[key] = (note, streaks.get(key, (note, began))[1])
     return list(streaks.values())
 
 
@@ -58,8 +62,9 @@ def dead_relu(case: Case) -> Iterator[Found]:
 
 
 def _dead_share(note: dict[str, Any]) -> float:
-    """Return the share of units that never fired; too few units do not count."""
-    return float(note["dead"]) / note["units"] if note["units"] >= 4 else 0.0
+    """Return the share of units that never fired; few units count only when all are dead over many samples."""
+    is_enough = note["units"] >= 4 or (note["dead"] == note["units"] and note["samples"] >= _MANY_SAMPLES)
+    return float(note["dead"]) / note["units"] if note["units"] and is_enough else 0.0
 
 
 def _is_trained(case: Case, name: str) -> bool:

@@ -102,6 +102,9 @@ def _advise_classes(note: dict[str, Any], classes: int | None) -> str:
     return f"map the labels to 0 … {classes - 1}, or give the model one output per class (it has {classes})"
 
 
+_CLASS_LOSSES: Final = ("nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward", "cross_entropy")
+
+
 @rule(
     "D13",
     "all-targets-ignored",
@@ -126,6 +129,26 @@ def all_targets_ignored(case: Case) -> Iterator[Found]:
                     "check the padding, or skip such batches",
                 )
                 return
+    yield from _find_empty_mean(case)
+
+
+def _find_empty_mean(case: Case) -> Iterator[Found]:
+    """Find a replayed loss over classes that made NaN of finite numbers: only a mean over nothing does that."""
+    for verdict in case.verdicts:
+        given = verdict.get("inputs") or []
+        is_finite = bool(given) and not any(each.get("nan") or each.get("inf") for each in given)
+        values = [element.get("value") for element in verdict.get("elements") or ()]
+        is_nan = any(isinstance(value, float) and value != value for value in values)  # noqa: PLR0124 - NaN
+        if verdict["step"] <= case.step and verdict.get("op") in _CLASS_LOSSES and is_finite and is_nan:
+            source = verdict.get("source") or {}
+            yield Found(
+                verdict["step"],
+                evidence={"op": verdict["op"], "valid": 0},
+                source=f"{source['file']}:{source['line']}" if source.get("file") else "",
+                hint="every target of the batch equals ignore_index (or has weight 0), so the mean is 0 / 0: check the "
+                "padding, or skip such batches",
+            )
+            return
 
 
 @rule(

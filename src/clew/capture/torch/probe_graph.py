@@ -63,6 +63,16 @@ def feeder(node: Any, operand: int = 0) -> Any:
     return before
 
 
+def find_squashing(node: Any) -> str:
+    """Return what a node's input comes from, seen through reshaping and clamps: ``Softmax``, ``Sigmoid`` …"""
+    above = feeder(node)
+    for _ in range(3):
+        if name_of(above) not in ("Clamp", "ClampMin", "ClampMax"):
+            break
+        above = feeder(above)
+    return name_of(above)
+
+
 def name_of(node: Any) -> str:
     """Return ``Softmax`` for a SoftmaxBackward0, and nothing for no node."""
     return "" if node is None else str(node.name()).partition("Backward")[0]

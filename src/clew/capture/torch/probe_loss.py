@@ -35,6 +35,7 @@ _MOST_ELEMENTS: Final = 1 << 16
 _MOST_LEAF_NOTES: Final = 3
 _MOST_TERMS: Final = 12
 _MOST_OUTPUTS: Final = 32
+_ROWS: Final = 64
 
 
 class _Output(NamedTuple):
@@ -43,6 +44,7 @@ class _Output(NamedTuple):
     number: int
     highest: float
     shape: tuple[int, ...]
+    is_share: bool
 
 
 class LossProbe:
@@ -78,8 +80,11 @@ class LossProbe:
         self._models.setdefault(id(module), weakref.ref(module))
         for _, leaf in walk(output):
             if leaf.grad_fn is not None:
-                highest = _find_highest(leaf) if self.recorder.step < _FIRST_LOSSES else 0.0
-                self._outputs.append(_Output(leaf.grad_fn._sequence_nr(), highest, tuple(leaf.shape)))
+                is_first = self.recorder.step < _FIRST_LOSSES
+                highest = _find_highest(leaf) if is_first else 0.0
+                is_share = is_first and 0 < highest <= 1.0 and _are_shares(leaf)
+                number = leaf.grad_fn._sequence_nr()
+                self._outputs.append(_Output(number, highest, tuple(leaf.shape), is_share))
         for _, leaf in walk((args, kwargs)):
             if leaf.dtype in (torch.int64, torch.int32) and leaf.dim() > 1:
                 self._tokens.append(weakref.ref(leaf))
@@ -154,6 +159,8 @@ class LossProbe:
             sizes=frozenset(output.shape[0] for output in self._outputs if _is_one_per_sample(output.shape)),
             highest={output.number: output.highest for output in self._outputs},
             tokens=[tensor for ref in self._tokens if (tensor := ref()) is not None],
+            shares=frozenset(output.number for output in self._outputs if output.is_share),
+            shapes={output.number: output.shape for output in self._outputs if output.number != own},
         )
         self._source = find_line()
         self._look_at_parts(loss.grad_fn, border)
@@ -240,6 +247,15 @@ def _find_highest(tensor: torch.Tensor) -> float:
         return 0.0
     with torch.no_grad():
         return float(tensor.detach().reshape(-1)[:_MOST_ELEMENTS].max())
+
+
+def _are_shares(tensor: torch.Tensor) -> bool:
+    """Return whether the rows of an output are probabilities of classes: not negative, 1 in all."""
+    if tensor.dim() != 2 or tensor.shape[1] < 2 or is_functorch_wrapped_tensor(tensor):
+        return False
+    with torch.no_grad():
+        rows = tensor.detach()[:_ROWS].float()
+        return bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
 
 
 def _is_one_per_sample(shape: tuple[int, ...]) -> bool:

@@ -73,7 +73,7 @@ class StatsProbe:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._activations: dict[str, _Activation] = {}
+        self._activations: dict[tuple[str, int], _Activation] = {}
         self._outputs: dict[str, _Outputs] = {}
         self._seen: set[int] = set()
         self._serial = -1
@@ -164,17 +164,19 @@ class StatsProbe:
         if address in self._seen or not tensor.numel() or not 0 <= units < tensor.dim():
             return
         self._seen.add(address)
-        activation = self._activations.setdefault(site, _Activation("relu"))
+        # One module may serve several layers: their numbers of units tell them apart.
+        activation = self._activations.setdefault((site, tensor.shape[units]), _Activation("relu"))
         with torch.no_grad():
             # A NaN is not zero: what is bad is not dead.
-            alive = tensor.detach().transpose(0, units).flatten(1).abs().amax(1) != 0
+            by_unit = tensor.detach().transpose(0, units).reshape(tensor.shape[units], -1)
+            alive = by_unit.abs().amax(1) != 0
         if activation.alive is not None and activation.alive.shape == alive.shape:
             alive = alive | activation.alive
         activation.alive = alive
         self._count(site, activation, tensor.numel() // tensor.shape[units])
 
     def _see_bounded(self, site: str, tensor: torch.Tensor, form: str) -> None:
-        activation = self._activations.setdefault(site, _Activation(form))
+        activation = self._activations.setdefault((site, 0), _Activation(form))
         with torch.no_grad():
             values = tensor.detach()
             far = (values - 0.5).abs() > 0.49 if form == "sigmoid" else values.abs() > 0.99

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.torch.probe_graph import (
+    VIEWS,
     count,
     feeder,
+    find_squashing,
     has_logarithm,
     name_of,
     shape_of,
@@ -36,7 +38,7 @@ class Operands:
 
     ``border``: nodes with a higher number were made after the last model had run; ``sizes``: batch sizes of models that
     give one number for each sample; ``highest``: the highest value of an output by the number of its node; ``tokens``:
-    integer inputs.
+    integer inputs; ``shares``: numbers of outputs whose rows are probabilities; ``shapes``: their shapes by number.
     """
 
     saved: SavedRegions
@@ -44,6 +46,8 @@ class Operands:
     sizes: frozenset[int]
     highest: dict[int, float]
     tokens: list[torch.Tensor]
+    shares: frozenset[int]
+    shapes: dict[int, tuple[int, ...]]
 
 
 def read_term(node: Any, operands: Operands) -> dict[str, Any] | None:
@@ -74,7 +78,8 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
         "rows": targets.numel(),
         "mean": int(node._saved_reduction) == 1,
         "above": name_of(above),
-        "is_log": name_of(above) == "LogSoftmax" or has_logarithm(above),
+        # The logarithm of a sigmoid is that of a probability, but those of the classes do not add up to 1.
+        "is_log": not name_of(above).startswith("LogSigmoid") and has_logarithm(above),
         "deviation": _find_deviation(scores),
     }
     if 0 < targets.numel() <= _MOST_ELEMENTS:
@@ -114,8 +119,11 @@ def _share_of_inputs(targets: torch.Tensor, valid: torch.Tensor, tokens: list[to
     return float(same[valid.reshape(-1)].float().mean())
 
 
-def _read_log_softmax(node: Any, _operands: Operands) -> dict[str, Any] | None:
-    above = name_of(feeder(node))
+def _read_log_softmax(node: Any, operands: Operands) -> dict[str, Any] | None:
+    above = find_squashing(node)
+    given = feeder(node)
+    if given is not None and given._sequence_nr() in operands.shares:
+        above = "Softmax"  # written out: what counts is that the rows are probabilities
     shape = shape_of(node)
     dim = node._saved_dim
     dim = dim - (1 << 64) if dim >= 1 << 63 else dim
@@ -131,7 +139,7 @@ def _read_binary(node: Any, operands: Operands) -> dict[str, Any] | None:
     term: dict[str, Any] = {
         "form": "bce_logits" if "Logits" in node.name() else "bce",
         "is_loss": True,
-        "above": name_of(feeder(node)),
+        "above": find_squashing(node),
     }
     if operands.saved.may_read(node):
         targets = node._saved_target.detach()
@@ -172,7 +180,7 @@ def _read_broadcast(node: Any, operands: Operands) -> dict[str, Any] | None:
     if shape is None or len(edges) != 1:
         return None
     size = size_before_expanding(edges[0])
-    if size not in operands.sizes or size is None or count(shape) != size * size:
+    if size is None or not _has_grown(edges[0], size, shape, operands):
         return None
     if _has_square_constant(node, count(shape), operands):
         return None
@@ -183,6 +191,33 @@ def _read_broadcast(node: Any, operands: Operands) -> dict[str, Any] | None:
         "given": size,
         "shape": list(shape),
     }
+
+
+def _has_grown(edge: tuple[Any, int], size: int, shape: tuple[int, ...], operands: Operands) -> bool:
+    """Return whether every output of a model has met the target of every sample: (N, …) has become (N, N, …)."""
+    if size in operands.sizes:
+        return count(shape) == size * size
+    given = _find_output(edge[0], operands)
+    if given is None or not given[0] > 1:
+        return False
+    own = shape_of(*edge)
+    if own is None or own[:1] != given[:1]:
+        return False
+    is_picked = size == given[0] and shape == (size, size)
+    return is_picked or (len(own) > 2 and shape == (own[0], *own))
+
+
+def _find_output(node: Any, operands: Operands) -> tuple[int, ...] | None:
+    """Return the shape of the model's output that a node is, reshapes or picks from; None for anything else."""
+    for _ in range(6):
+        if node is None:
+            return None
+        if node._sequence_nr() in operands.shapes:
+            return operands.shapes[node._sequence_nr()]
+        if node.name() not in VIEWS and name_of(node) not in ("Gather", "Sigmoid", "Softmax"):
+            return None
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None
 
 
 def _has_square_constant(node: Any, size: int, operands: Operands) -> bool:
