@@ -11,6 +11,7 @@ import torch._dynamo
 import clew
 from clew.api.replay import check_command, execute_again
 from clew.api.script import execute, load_script
+from clew.api.why import why
 from clew.cli import main
 from clew.errors import UsageError
 from clew.replay.fork import rest_openmp
@@ -60,7 +61,7 @@ def watched(tmp_path_factory):
 @pytest.mark.parametrize(("name", "step", "way"), [("warm", 1, "start"), ("main", 6, "snapshot")])
 def test_a_watched_block_is_found_again(watched, name, step, way):
     again = execute_again(clew.open_run(watched / "runs" / name), step)
-    assert (again.exactness, again.way, again.reasons) == ("identical", way, [])
+    assert (again.exactness, again.way, again.reasons) == ("identical", way, []), again
     assert (watched / "after.txt").read_text() == "after\n"  # the script does not go on after the step
     assert sorted(path.name for path in (watched / "runs").iterdir()) == ["main", "warm"]
 
@@ -148,7 +149,7 @@ def together(tmp_path_factory):
 @pytest.mark.parametrize(("rank", "step", "way"), [(0, 1, "start"), (1, 3, "snapshot")])
 def test_a_step_of_a_rank_is_executed_with_all_of_them(together, rank, step, way):
     again = execute_again(together, step, rank=rank)
-    assert (again.exactness, again.way, again.reasons) == ("identical", way, [])
+    assert (again.exactness, again.way, again.reasons) == ("identical", way, []), again
     assert again.compared["hashes"] > 40
 
 
@@ -171,3 +172,45 @@ def test_why_names_the_rank_that_made_it(together, capsys):
     assert (verdict["rank"], verdict["op"], verdict["replay"]) == (1, "log", "identical")
     with pytest.raises(UsageError, match="the run has no rank 7"):
         execute_again(together, 3, rank=7)
+
+
+# ------------------------------------------------------------------------ weights that are written by hand
+
+BY_HAND = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+for turn in range(8):
+    model.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.1 * weight.grad / (0.0 if turn == 5 else 1.0)
+"""
+
+
+def test_the_line_that_wrote_a_bad_weight_is_found_one_step_back(tmp_path):
+    (tmp_path / "train.py").write_text(BY_HAND)
+    words = [
+        "run",
+        "--no-status",
+        "--out",
+        str(tmp_path),
+        "--name",
+        "run",
+        "--explain",
+        "off",
+        "--budget",
+        "off",
+    ]
+
+    def act(child):
+        child.answer({"code": main([*words, str(tmp_path / "train.py")])})
+
+    assert run_in_child(act) == {"code": 0}
+    run = clew.open_run(tmp_path / "run")
+    late = why(run, step=6)
+    assert (late["phase"], late["site"], late["replay"]) == ("parameter", "weight", "identical")
+    verdict = why(run)
+    assert (verdict["step"], verdict["phase"], verdict["op"]) == (5, "optimizer", "div")
+    assert (verdict["source"]["line"], verdict["replay"]) == (10, "identical")

@@ -276,3 +276,35 @@ while step < 12:
     assert (verdict["step"], verdict["source"]["line"], verdict["op"]) == (9, marked, "log")
     assert verdict["elements"][0]["value"] == float("-inf")
     assert verdict["replay"] == "identical"
+
+
+def test_a_target_too_long_for_its_input_and_a_graph_that_the_lens_takes_apart_further(tmp_path):
+    script = """
+encoder, criterion = nn.Linear(6, 5), nn.CTCLoss()
+optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+for turn in range(30):
+    x, lengths = torch.randn(4, 10, 6), torch.full((4,), 3 if turn < 25 else 12)
+    scores = torch.einsum("btd,d->btd", encoder(x), torch.ones(5)).log_softmax(-1).transpose(0, 1)
+    loss = criterion(scores, torch.ones(4, 12, dtype=torch.long), torch.full((4,), 10), lengths)  # HERE
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if turn == 25: break
+"""
+    verdict, marked = explain(script, tmp_path)
+    assert (verdict["source"]["line"], verdict["step"], verdict["replay"]) == (marked, 25, "identical")
+    assert verdict["hint"].startswith("a target is longer than its input allows")
+
+
+def test_a_weight_that_belongs_to_no_module_is_no_data(tmp_path):
+    script = """
+model = nn.Linear(4, 4)
+weights = {"w": torch.randn(4, 1).requires_grad_()}
+for turn in range(3):
+    loss = (model(torch.randn(6, 4)) @ weights["w"]).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        weights["w"] -= weights["w"].grad / (0 if turn else 1)
+    weights["w"].grad = None
+"""
+    verdict, _ = explain(script, tmp_path)
+    assert (verdict["phase"], verdict["site"]) == ("parameter", "weights['w']")
+    assert verdict["hint"].startswith("weights['w'] was bad before this turn of the loop began")

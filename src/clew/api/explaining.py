@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from clew.capture.torch.recorder import Recorder
     from clew.replay.verdict import Verdict
+
+_NEAR: Final = 200
+"""Steps from the start of a script that are worth executing again unasked."""
 
 
 class Explaining:
@@ -51,10 +54,15 @@ class Explaining:
         if self._later is None or self._tell is None:
             return
         command = [sys.executable, "-m", "clew", "why", str(folder), "--step", str(self._later), "--json"]
-        self._tell(f"clew: step {self._later} went bad; executing it again in a process of its own")
+        if self._how == "fork":
+            self._tell(f"clew: executing step {self._later} again, which wrote that weight")
+        else:
+            self._tell(f"clew: step {self._later} went bad; executing it again in a process of its own")
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         try:
-            self._tell(_lower(json.loads(done.stdout)))
+            verdict = json.loads(done.stdout)
+            if verdict["found"] or self._how != "fork":
+                self._tell(_lower(verdict))
         except ValueError:
             last = done.stderr.strip().splitlines()[-1:] or ["no answer"]
             self._tell(f"clew: it could not be explained: {last[0]}")
@@ -64,6 +72,8 @@ class Explaining:
 
     def _publish(self, verdict: Verdict) -> None:
         verdict.rank = self._recorder.rank
+        if verdict.phase == "parameter" and 0 < verdict.step <= _NEAR:
+            self._later = verdict.step - 1  # what wrote the weight is executed again when the run is over
         write_verdict(self._rank_folder, verdict.to_json())
         if self._tell is not None:
             self._tell(_lower(verdict.to_json()))

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import sys
 import sysconfig
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
     Begin = Callable[[Any, Any], TorchSession]
 
-_counter = itertools.count(1)
+_calls: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+"""How often each program of this process has called ``clew.watch``: a process may run one script after another."""
 _again: Again | None = None
 
 
@@ -32,8 +34,8 @@ class Program(NamedTuple):
 
 def describe_program() -> Program:
     """Return what the present call of ``clew.watch`` is part of."""
-    number = next(_counter)
-    main = sys.modules.get("__main__")
+    main = sys.modules["__main__"]
+    number = _calls[main] = _calls.get(main, 0) + 1
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if multiprocessing.parent_process() is not None:
         return Program(list(sys.argv), obstacle="it was recorded in a process that the script itself started")

@@ -30,13 +30,29 @@ def why(run: Run, *, step: int | None = None, rank: int | None = None, rerun: bo
     """
     known = _known_verdict(run.path, step, rank)
     if known is not None and not rerun:
-        return known
+        return known if step is not None else _look_one_step_back(run, known)
     wanted = step if step is not None else first_bad_step(run)
     if wanted is None:
         return _make_empty(run.last_step, ["nothing in this run was NaN or infinite"])
     if rank is None:
         rank = known["rank"] if known is not None else choose_rank(run, wanted)
     return explain_again(run, wanted, rank=rank, ways=("start",) if rerun else WAYS)
+
+
+def _look_one_step_back(run: Run, verdict: dict[str, Any]) -> dict[str, Any]:
+    """A weight that was bad when a step began was written in the one before; that is executed again, if it can be."""
+    before = verdict["step"] - 1
+    if verdict.get("phase") != "parameter" or before < 0 or verdict.get("is_final"):
+        return verdict
+    try:
+        earlier = explain_again(run, before, rank=verdict["rank"])
+    except UsageError:
+        return verdict
+    if earlier["found"]:
+        return earlier
+    with contextlib.suppress(OSError):  # nothing is found there next time either
+        write_verdict(rank_folder(run.path, verdict["rank"]), {**verdict, "is_final": True})
+    return verdict
 
 
 def explain_again(

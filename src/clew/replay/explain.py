@@ -169,6 +169,9 @@ class Explainer:
             verdict.replay = "diverged"
             verdict.notes.append("the replay differs from what is still in memory of the step")
             return
+        if self._recorder.last_loss is None:
+            verdict.notes.append("nothing of this step was recorded that it could be compared with")
+            return
         verdict.replay = "close" if same else "diverged"
         verdict.notes.append("this step was not recorded in full: only the loss could be compared")
 

@@ -70,3 +70,21 @@ def is_user_file(name: str) -> bool:
 def is_tool_file(name: str) -> bool:
     """Return whether a file belongs to torch, to Python or to clew, where nobody looks for the cause."""
     return name.startswith((_OURS, sys.base_prefix + "/lib", "<frozen")) or "/torch/" in name
+
+
+def name_in_frames(thing: object) -> str:
+    """Return what the user calls an object, as ``w`` or ``weights['w']``; nothing where no name of theirs has it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            for name, value in frame.f_locals.items():
+                if value is thing:
+                    return name
+                parts = (
+                    value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
+                )
+                for key, part in parts:
+                    if part is thing:
+                        return f"{name}[{key!r}]"
+        frame = frame.f_back
+    return ""

@@ -33,6 +33,9 @@ _FORWARD: Final = {
     "asin": "the argument left [-1, 1]: clamp it to (-1 + 1e-6, 1 - 1e-6)",
     "norm": "the values are too large for their dtype: scale them down or use float32",
     "mean": "the mean of nothing: the tensor is empty",
+    "linalg_slogdet": "the matrix is singular, its determinant 0: add a small eps to its diagonal",
+    "linalg_inv_ex": "the matrix is singular: add a small eps to its diagonal, or use torch.linalg.pinv",
+    "ctc_loss": "a target is longer than its input allows: give CTCLoss zero_infinity=True, or drop such samples",
 }  # fmt: skip
 _BACKWARD: Final = {
     "sqrt": "the gradient of sqrt at 0 is infinite: sqrt(x + 1e-8)",
@@ -52,7 +55,7 @@ _DIVISIONS: Final = ("div", "addcdiv", "reciprocal", "rsqrt", "sqrt")
 
 def hint_for(op: str, event: Event) -> str:
     """Return what to change about an operation that made a bad value; ``op`` is what it is called in the forward."""
-    name, inputs = op.rstrip("_"), event.inputs
+    name, inputs = op.strip("_"), event.inputs
     if event.phase == "optimizer":
         return _hint_for_optimizer(name, event)
     special = _hint_for_values(name, event) if event.phase == "forward" else ""
@@ -60,7 +63,9 @@ def hint_for(op: str, event: Event) -> str:
         return special
     half = next((value.dtype for value in inputs if value.dtype in _HALF), "")
     if half and event.phase == "forward" and name not in ("softmax", "log", "div"):
-        return f"the result left the range of {half}: use bfloat16 or float32 here, or scale the values down"
+        wider = "bfloat16 or float32" if half == "float16" else "float32"
+        as_float = _FORWARD.get(name, "") if half == "bfloat16" else ""  # its range is that of float32
+        return as_float or f"the result left the range of {half}: use {wider} here, or scale the values down"
     table = _BACKWARD if event.phase == "backward" else _FORWARD
     known = table.get(name) or (_FORWARD.get(name) if event.phase == "backward" else None)
     if known:
@@ -114,6 +119,8 @@ def hint_for_outside(role: str, name: str, *, step: int) -> str:
         return (
             "the batch itself holds a NaN or an infinity: drop or impute that sample, and check the data set"
         )
+    if role == "leaf":
+        return f"{name} was bad before this turn of the loop began: look at the line that updates it, one turn earlier"
     if role == "buffer":
         return f"the buffer {name} was bad before this step: look at the step that wrote it"
     if step == 0:

@@ -9,6 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.patches import Patches
+from clew.replay.frames import name_in_frames
 from clew.replay.lens import OpLens
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 COMPUTED: Final = "computed"
 """What a tensor is that was computed before the piece that is executed began."""
+LEAF: Final = "leaf"
+"""What a tensor is that gathers gradients and belongs to no module: a weight of one's own."""
 
 
 class Symptom(NamedTuple):
@@ -65,6 +68,8 @@ class Rehearsal:
         self._may_overflow = False
         self.bad_loss: torch.Tensor | None = None
         """The loss whose value showed the fault."""
+        self.backward_ended = -1
+        """How many operations there were when the last backward pass ended: what follows writes the weights."""
         self.blamed: Event | None = None
         """The operation that the verdict names."""
         self.on_call: Callable[[str, torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], None] | None = (
@@ -144,6 +149,7 @@ class Rehearsal:
                     self.losses.append(float(loss.detach()))
                 self._stop_if_bad("loss", "loss", loss)
             result = original(tensors, *args, **kwargs)
+            self.backward_ended = len(self.lens.events)
             self._look_at_gradients()
             return result
 
@@ -167,6 +173,12 @@ class Rehearsal:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._stop_if_bad("parameter", self._name(parameter), parameter)
+
+    def look_at_parameters(self) -> None:
+        """Look at the weights that were written in this step: a loop without an optimizer says nothing itself."""
+        for entry, parameter in self._registry.living_parameters():
+            if self.lens.writer_of(parameter) >= 0:
+                self._stop_if_bad("parameter", entry.name, parameter)
 
     def _look_at_gradients(self) -> None:
         if self._may_overflow:
@@ -202,7 +214,7 @@ class Rehearsal:
 
     def add_batch(self, given: Any) -> None:
         """Take the tensors in a value that nothing has computed in this step as the batch."""
-        leaves = [leaf for _, leaf in walk(given) if leaf.grad_fn is None]
+        leaves = [leaf for _, leaf in walk(given) if leaf.grad_fn is None and not leaf.requires_grad]
         batch = [leaf for leaf in leaves if self.lens.writer_of(leaf) < 0 and not self._registry.owns(leaf)]
         self._batch |= set(map(id, batch))
         if batch:
@@ -232,7 +244,9 @@ class Rehearsal:
             return f"parameter {entry.name}" if tensor.requires_grad else f"buffer {entry.name}"
         if id(tensor) in self._batch:
             return "batch"
-        return COMPUTED if tensor.grad_fn is not None else ""
+        if tensor.grad_fn is not None:
+            return COMPUTED
+        return f"{LEAF} {name_in_frames(tensor)}".strip() if tensor.requires_grad else ""
 
 
 def _stop(_: Symptom) -> None:

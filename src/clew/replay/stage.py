@@ -48,7 +48,7 @@ class ChosenSteps(Schedule):
         """No rules look here."""
         return False
 
-    def force(self, step: int, *, steps: int) -> None:
+    def force(self, step: int, *, steps: int, is_probed: bool = True) -> None:
         """A finding makes no difference: the comparison wants what the recording has."""
 
 
@@ -129,6 +129,7 @@ class Stage:
     def _before_end(self) -> None:
         recorder = self.recorder
         if self._is_live:
+            self.rehearsal.look_at_parameters()
             self.finish()
         if self.first_step <= recorder.step < self.step:
             self.so_far.add_step(recorder, self._recorded)
@@ -206,6 +207,7 @@ class Stage:
         """Take note of a root call that starts now; return whether the step begins with it."""
         if not self._is_live and self.recorder.step == self.step - 1:
             self.recorder.before_event()
+            self.session.end_manual_step()
         begins = not self._is_live and self._is_here()
         if self._is_live or begins:
             self.rehearsal.add_batch(given)
@@ -276,6 +278,8 @@ class Stage:
         """The script has come to its end; what it was in the middle of ends with it."""
         if not self._is_live and self.recorder.closing:
             self.recorder.end_step()
+        elif self._is_live:
+            self.rehearsal.look_at_parameters()
         self.finish(error=error)
 
     def _give_up(self) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clew.replay.hint import hint_for, hint_for_outside
 from clew.replay.locate import Origin, find_origin
-from clew.replay.rehearsal import COMPUTED
+from clew.replay.rehearsal import COMPUTED, LEAF
 from clew.replay.words import say
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) 
     else:
         rehearsal.blamed = origin.event
         _tell_event(verdict, rehearsal.lens, origin.event)
+        if symptom.kind == "parameter" and origin.event.index >= rehearsal.backward_ended >= 0:
+            verdict.phase = "optimizer"  # written by hand, or by an optimizer that is none of torch's
         verdict.sample = _sample_of(origin.event, batch_size)
     if origin is not None:
         verdict.chain = [_link(rehearsal.lens, event) for event in origin.chain]
@@ -109,7 +111,9 @@ def _tell_outside(verdict: Verdict, origin: Origin, batch_size: int | None) -> N
         verdict.elements = _list_elements(first.arrived)
     if verdict.phase == "data":
         verdict.sample = _sample_on_the_way(origin, batch_size)
-    verdict.hint = hint_for_outside(role or "batch", name, step=verdict.step)
+    if role == LEAF:
+        verdict.site = name or "a tensor that requires grad"
+    verdict.hint = hint_for_outside(role or "batch", verdict.site, step=verdict.step)
 
 
 def _sample_on_the_way(origin: Origin, batch_size: int | None) -> int | None:

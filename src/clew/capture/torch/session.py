@@ -127,6 +127,10 @@ class TorchSession:
         self.recorder.finish()
         self.policy.act_last()
 
+    def end_manual_step(self) -> None:
+        """End the step of a loop that has written its weights by hand: the next one is about to begin."""
+        self._roots.end_manual_step()
+
     def abandon(self) -> None:
         """Leave torch as it was found and write nothing: this is a forked copy of the process."""
         self._patches.undo()
