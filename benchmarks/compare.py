@@ -27,10 +27,11 @@ LIMIT = 0.9
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser.add_argument("--pairs", default="pairs", help="the list of pairs: pairs or more")
     parser.add_argument("--only", default="", help="pairs whose name contains this")
     parser.add_argument("--verbose", action="store_true", help="print every verdict, not only the wrong ones")
     args = parser.parse_args()
-    chosen = [pair for pair in read_pairs() if args.only in pair.name]
+    chosen = [pair for pair in read_pairs(args.pairs) if args.only in pair.name]
     with tempfile.TemporaryDirectory(prefix="clew-bench-") as folder:
         bench = Bench(Path(folder))
         wrong = {pair.name: found for pair in chosen if (found := bench.judge(pair, verbose=args.verbose))}

@@ -26,9 +26,9 @@ class Pair:
     cause: str = ""
 
 
-def read_pairs() -> list[Pair]:
-    """Return all pairs, those that are the same last."""
-    table = tomllib.loads((SCRIPTS / "pairs.toml").read_text(encoding="utf-8"))
+def read_pairs(name: str = "pairs") -> list[Pair]:
+    """Return the pairs of a list, those that are the same last."""
+    table = tomllib.loads((SCRIPTS / f"{name}.toml").read_text(encoding="utf-8"))
     return [
         Pair(
             row["name"],

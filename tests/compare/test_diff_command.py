@@ -355,6 +355,13 @@ SCRIPT = """
 """
 
 
+def test_a_file_that_cannot_be_written_is_an_error(reference, tmp_path, capsys):
+    for option in ("--html", "--save-map"):
+        words = ["diff", str(reference), str(reference), option, str(tmp_path / "no" / "file")]
+        assert main(words) == 2
+        assert "cannot write the file" in capsys.readouterr().err
+
+
 def test_determinism_of_a_script_with_a_seed_of_its_own(tmp_path, capsys):
     """That a seeded script is identical is shown by the example of the reference."""
     script = tmp_path / "train.py"
@@ -374,6 +381,8 @@ def test_determinism_of_a_script_that_fails(tmp_path, capsys):
     assert main(["determinism", str(script)]) == 2
     assert "exit code 3" in capsys.readouterr().err
     assert main(["determinism"]) == 2
+    assert main(["determinism", str(tmp_path / "nosuch.py")]) == 2
+    assert "no script" in capsys.readouterr().err
 
 
 class Touchy(str):

@@ -41,6 +41,12 @@ def execute(args: Namespace) -> int:
     if not args.rest or args.rest == ["-m"]:
         raise UsageError("no script to run", where="clew determinism", next_step="clew determinism train.py")
     check_output(args)
+    if args.rest[0] != "-m" and not Path(args.rest[0]).exists():
+        raise UsageError(
+            f"no script '{args.rest[0]}'",
+            where=str(Path.cwd()),
+            next_step="check the path, or use -m for a module",
+        )
     if args.keep:
         folder = Path(args.keep)
         if any((folder / name).exists() for name in ("first", "second")):

@@ -95,7 +95,7 @@ def execute(args: Namespace) -> int:
     if args.save_map:
         from clew.compare.align_map import format_map
 
-        Path(args.save_map).write_text(format_map(found.alignment), encoding="utf-8")
+        _write(args.save_map, format_map(found.alignment))
     print_diff(found, args, a=args.a, b=args.b)
     return 0 if found.is_same else 1
 
@@ -118,6 +118,15 @@ def check_output(args: Namespace) -> None:
         raise UsageError(f"'{args.limit}' is no number of rows", next_step="write --limit 100, or 0 for all")
 
 
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the file: {error.strerror}", where=path, next_step="choose another path"
+        ) from None
+
+
 def print_diff(found: Diff, args: Namespace, *, a: str, b: str) -> None:
     """Print a comparison as it was asked for."""
     if args.json:
@@ -131,7 +140,7 @@ def print_diff(found: Diff, args: Namespace, *, a: str, b: str) -> None:
     if args.html:
         from clew.render.html import lower_file
 
-        Path(args.html).write_text(lower_file(page), encoding="utf-8")
+        _write(args.html, lower_file(page))
     from clew.render.terminal import show
 
     show(page)

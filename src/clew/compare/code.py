@@ -19,6 +19,7 @@ _RANDOM: Final = (
 )
 _NARROW: Final = ("bfloat16", "float16", "half", "autocast", "float8")
 _NAME: Final = re.compile(r"[A-Za-z_]\w*$")
+_OPERATOR: Final = re.compile(r"[-+*/%@&|^<>=!~]+$")
 _WIDTH: Final = 4
 """Words shown before and after a change."""
 
@@ -47,6 +48,8 @@ def _classify(a: list[str], b: list[str]) -> str:
         return "precision"
     if not changed:
         return "structure"  # the same calls in another order
+    if all(_OPERATOR.match(word) for word in changed):
+        return "operation"  # the same values, put together otherwise
     names = [[word for word in side if _NAME.match(word)] for side in (a, b)]
     if names[0] == names[1] or _is_value(counts[0], counts[1]) or _is_value(counts[1], counts[0]):
         return "argument"

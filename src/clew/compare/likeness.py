@@ -27,10 +27,12 @@ TURNED_SHAPE: Final = 1.0
 OTHER_SHAPE: Final = -6.0
 EQUAL_FINGERPRINT: Final = 8.0
 OTHER_FINGERPRINT: Final = -2.0
+OTHER_AT_NUMBER: Final = -2.5
 DISTANCE: Final = -1.0
 NEEDED: Final = -2.0
 """Points of a pair of sites; the sum must be above zero. ``NEEDED`` is where each starts, so that position alone
-or one weak hint pairs nothing."""
+or one weak hint pairs nothing. ``OTHER_AT_NUMBER``: in a sequence a module that is inserted takes the number of the one
+it moves on, so a number is little of a name where another kind stands."""
 
 
 _ORPHAN: Final = re.compile(r"optimizer\d*\.\d+$")
@@ -81,11 +83,12 @@ class Likeness:
                 self._code(_shape_of(site, owned)),
                 self._code(_turned_shape(site)),
                 self._code(("print", prints[site.name]) if site.name in prints else None),
+                int(own_name(site.name).isdigit()),
             )
             for site in sites
         ]
-        table = np.array(rows, np.int64).reshape(len(rows), 7)
-        keys = ("role", "name", "own", "kind", "shape", "turned", "print")
+        table = np.array(rows, np.int64).reshape(len(rows), 8)
+        keys = ("role", "name", "own", "kind", "shape", "turned", "print", "number")
         return {key: table[:, index] for index, key in enumerate(keys)}
 
     def _code(self, value: object) -> int:
@@ -100,9 +103,16 @@ class Likeness:
         points += self._agree("kind", i, other, equal=EQUAL_KIND, unequal=OTHER_KIND)
         points += self._agree("print", i, other, equal=EQUAL_FINGERPRINT, unequal=OTHER_FINGERPRINT)
         points += self._shapes(i, other)
+        points += np.where(self._is_other_at_number(i, other), OTHER_AT_NUMBER, 0.0)
         points += EQUAL_WORDS * self._share_words(i, other)
         points += DISTANCE * np.abs(np.arange(len(other)) / len(other) - place)
         return np.where(self._equal("role", i, other), points, -np.inf)
+
+    def _is_other_at_number(self, i: int, other: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which sites have the same number in a sequence and are of another kind."""
+        kinds = self._right["kind"][other]
+        is_other = (kinds != self._left["kind"][i]) & (kinds != 0) & bool(self._left["kind"][i])
+        return np.asarray(is_other & self._equal("name", i, other) & bool(self._left["number"][i]))
 
     def _equal(self, key: str, i: int, other: NDArray[np.int64]) -> NDArray[np.bool_]:
         mine = self._left[key][i]

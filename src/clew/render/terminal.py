@@ -203,7 +203,8 @@ def fit_columns(columns: Sequence[Column], texts: Sequence[Sequence[str]], *, wi
     kept = set(range(len(columns)))
     while True:
         least = [
-            min(natural[i], _SHORTEST) if columns[i].flexible else natural[i] for i in range(len(columns))
+            min(natural[i], columns[i].shortest or _SHORTEST) if columns[i].flexible else natural[i]
+            for i in range(len(columns))
         ]
         needed = sum(least[i] for i in kept) + _GAP * (len(kept) - 1)
         droppable = [i for i in kept if columns[i].drop]

@@ -52,7 +52,8 @@ class Column:
     """A column of a table.
 
     ``format`` is a key of ``views.number.FORMATS``, ``text`` or ``time``. ``drop`` orders the columns that a
-    narrow medium may leave out, highest first; 0 always stays. A ``flexible`` column may be shortened.
+    narrow medium may leave out, highest first; 0 always stays. A ``flexible`` column may be shortened, to no less than
+    ``shortest`` characters (0: as the medium likes) while there are columns to leave out.
     """
 
     key: str
@@ -60,6 +61,7 @@ class Column:
     format: str = "text"
     drop: int = 0
     flexible: bool = False
+    shortest: int = 0
 
     @property
     def is_number(self) -> bool:

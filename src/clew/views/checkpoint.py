@@ -103,7 +103,7 @@ def _count(value: float) -> Cell:
 
 def _tensor_table(summaries: Sequence[TensorSummary], limit: int) -> Table:
     columns = (
-        Column("name", "tensor", flexible=True),
+        Column("name", "tensor", flexible=True, shortest=32),
         Column("shape", "shape"),
         Column("dtype", "dtype", drop=2),
         Column("size_bytes", "size", "bytes", drop=8),
@@ -230,7 +230,7 @@ def _change_table(title: str, changes: Sequence[Change], limit: int) -> Table:
         changes, key=lambda change: (-change.difference.nonfinite, -change.difference.relative_l2)
     )
     columns = (
-        Column("name", "tensor", flexible=True),
+        Column("name", "tensor", flexible=True, shortest=32),
         Column("shape", "shape", drop=5),
         Column("dtype", "dtype", drop=6),
         Column("verdict", "verdict", drop=4),

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 NAMED: Final = 12
 """How many names a line lists before it says how many more there are."""
 
+NAME_WIDTH: Final = 36
+"""Names are what a reader looks for: numbers go before a name is cut further than this."""
+
 _TONES: Final = {"origin": "bad", "different": "warn", "rounding": "quiet"}
 
 
@@ -35,7 +38,7 @@ def _place(diff: Diff) -> KeyValues:
     first = diff.first
     assert first is not None  # the caller has looked
     rows = [
-        ("step", Cell(first.step, format="integer")),
+        ("step", Cell(f"{first.step:,}")),
         ("phase", Cell(first.phase)),
         ("site", Cell(first.site)),
         ("kind", Cell(first.kind)),
@@ -43,13 +46,13 @@ def _place(diff: Diff) -> KeyValues:
     ]
     if first.op:
         rows.insert(3, ("module", Cell(first.op)))
-    rows.append(("steps compared", Cell(diff.steps.get("compared", 0), format="integer")))
+    rows.append(("steps compared", Cell(f"{diff.steps.get('compared', 0):,}")))
     return KeyValues(tuple(rows))
 
 
 def _tensor_table(tensors: Sequence[TensorDifference], limit: int) -> Table:
     columns = (
-        Column("site", "site", flexible=True),
+        Column("site", "site", flexible=True, shortest=NAME_WIDTH),
         Column("kind", "kind"),
         Column("verdict", "verdict"),
         Column("error", "relative error", "number"),
