@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
+from torch.distributed.fsdp import fully_shard
 
 import clew
 
@@ -59,3 +61,37 @@ def test_an_attribute_that_becomes_a_tensor_is_no_fault(tmp_path):
     with clew.watch(out=str(tmp_path), name="run") as run:
         train(model, [torch.randn(5, 4) for _ in range(4)], loss)
     assert clew.open_run(run.path).faults() == []
+
+
+def test_sharded_parameters_are_measured_by_the_part_that_is_here(tmp_path, one_rank):
+    model = fully_shard(torch.nn.Linear(4, 3), mesh=one_rank)
+    with clew.watch(out=str(tmp_path), name="run", budget="off") as run:
+        train(model, [torch.randn(5, 4) for _ in range(3)], lambda out: out.square().mean())
+    record = clew.open_run(run.path)
+    assert record.faults() == []
+    assert len(record.series("weight", "update", "l2").steps) == 3
+
+
+@pytest.fixture
+def one_rank():
+    """Return a mesh of this process alone, for as long as the test."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_what_checkpointing_calls_without_gradients_is_no_validation(tmp_path):
+    blocks = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.2)) for _ in "ab"
+    )
+    optimizer = torch.optim.SGD(blocks.parameters(), 0.01)
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        for _ in range(12):
+            x = torch.randn(5, 4, requires_grad=True)
+            for block in blocks:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)
+            optimizer.zero_grad()
+            x.square().mean().backward()
+            optimizer.step()
+    assert "M07" not in [finding.id for finding in clew.diagnose(run.path).findings]

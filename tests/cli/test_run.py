@@ -43,6 +43,20 @@ def test_the_script_speaks_on_stdout_and_clew_on_stderr(recorded, zygote, tmp_pa
     assert last[-1] == "clew: next: clew doctor records/demo"
 
 
+def test_clew_speaks_where_it_began_to_however_the_script_leaves_its_streams(zygote, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import os, sys, torch\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n"
+        "    model(torch.ones(2, 3)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "sys.stdout = sys.stderr = open(os.devnull, 'w')\n"
+    )
+    ending = zygote.clew(tmp_path, "run", "train.py")
+    assert ending.code == 0
+    assert "clew: 2 steps" in ending.stderr
+
+
 def test_the_record_names_where_it_went_wrong(recorded, monkeypatch, capsys):
     monkeypatch.chdir(recorded[0])
     assert main(["ls", "--json"]) == 0

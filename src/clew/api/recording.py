@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from dataclasses import asdict, replace
@@ -262,7 +261,6 @@ class Recording:
     def _say_goodbye(self) -> None:
         if not self._is_script:
             return
-        from clew.render.fold import fold_for
         from clew.render.summary import format_summary
         from clew.store.layout import folder_bytes
         from clew.views.diagnosis_page import summarise
@@ -282,8 +280,7 @@ class Recording:
             remarks=self.session.policy.tell_all(),
             findings=summarise(diagnosis.findings) if diagnosis is not None else (),
         )
-        with contextlib.suppress(Exception):  # the script may have closed or replaced it
-            sys.stderr.write(fold_for(sys.stderr, words))
+        self.tell(words)
 
     def _finish_unstarted(self) -> None:
         give_back(self.folder)

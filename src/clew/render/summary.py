@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 _NO_STEP: Final = (
-    "no model was called in this process; "
-    "where others train, start clew in them: torchrun … -m clew run train.py"
+    "no model was called in this process; where others train, start clew in them: "
+    "torchrun … -m clew run train.py, or clew.watch in the function that is spawned"
 )
 
 _REST: Final = {"": "", "evaluation": " and an evaluation", "step": " and one that did not end"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import local_part, walk
 from clew.logs import room_log
 from clew.model.schema import KIND_INDEX
 from clew.replay import alone
@@ -139,7 +139,7 @@ class Explainer:
         with torch.no_grad():
             for entry, parameter in self._recorder.registry.living_parameters():
                 if entry.shadow is not None:
-                    parameter.copy_(entry.shadow)
+                    local_part(parameter).copy_(entry.shadow)
 
     def _compare(self, rehearsal: Rehearsal, verdict: Verdict, memory: InMemory) -> None:
         """Say how well the copy reproduced the step: hashes where it was recorded, else what is left in memory."""

@@ -15,6 +15,15 @@ _LONGEST: Final = 64
 _PLAIN: Final = frozenset({tuple, list})
 
 
+_WHOLE: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a distributed tensor that this process holds, and any other tensor as it is."""
+    inner = getattr(tensor, "_local_tensor", None) if type(tensor) not in _WHOLE else None
+    return inner if isinstance(inner, torch.Tensor) else tensor
+
+
 def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor in a value with its path, such as ``[0]`` or ``[logits]``."""
     if isinstance(value, torch.Tensor):

@@ -15,8 +15,10 @@ from torch.optim.optimizer import (
 
 from clew.capture.assemble import SITE_SHIFT
 from clew.capture.clock import CLEW, OPTIMIZER
+from clew.capture.torch.leaves import local_part
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE
 from clew.capture.torch.shadow import take_shadows
+from clew.capture.torch.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +155,7 @@ class OptimizerLens:
 
     # ---------------------------------------------------------------- around a step
 
+    @uncompiled
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
         if recorder.asleep or not recorder.owner.claim():
@@ -173,6 +176,7 @@ class OptimizerLens:
         finally:
             recorder.clock.switch(OPTIMIZER)
 
+    @uncompiled
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
         if recorder.is_off() or not self.depth:
@@ -244,7 +248,8 @@ class OptimizerLens:
         if recorder.wants["update"]:
             moved = [(e, t, e.shadow) for e, t in pairs if e.shadow is not None and e.shadow_version >= 0]
             shadows = [shadow for _, _, shadow in moved if shadow is not None]
-            recorder.measure_updates([t for _, t, _ in moved], shadows, [e.site for e, _, _ in moved])
+            held = [local_part(tensor) for _, tensor, _ in moved]
+            recorder.measure_updates(held, shadows, [e.site for e, _, _ in moved])
             for moved_entry, tensor, _ in moved:
                 moved_entry.shadow_version = tensor._version
         if recorder.wants["buffer"]:

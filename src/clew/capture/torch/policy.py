@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from clew.capture.torch.uncompiled import uncompiled
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -139,6 +141,7 @@ class Policy:
 
     # ---------------------------------------------------------------- leaving steps out
 
+    @uncompiled
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if self.recorder.is_off():
             return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.leaves import local_part
 from clew.capture.torch.probe_events import find_line
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def _glance_at(tensors: list[torch.Tensor | None]) -> Glance:
     values: list[float] = []
     for tensor in tensors:
         if tensor is not None and tensor.layout == torch.strided and tensor.device.type != "meta":
-            flat = tensor.detach().reshape(-1)
+            flat = local_part(tensor).detach().reshape(-1)
             values += flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist()
     return tuple(values)
 
@@ -297,4 +298,5 @@ def _is_shared(first: list[torch.Tensor | None], second: list[torch.Tensor | Non
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
+    held = local_part(tensor)
+    return held.data_ptr() if held.layout == torch.strided else id(tensor)

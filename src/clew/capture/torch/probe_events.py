@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from clew.capture.clock import CLEW
 from clew.capture.torch.naming import user_frames
+from clew.capture.torch.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,10 +121,12 @@ class LoopEvents:
 
     # ---------------------------------------------------------------- optimizers
 
+    @uncompiled
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.on_stepping:
             self.tell(self.on_stepping, optimizer, _has_closure(args, kwargs))
 
+    @uncompiled
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.on_stepped:
             self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
@@ -157,7 +160,7 @@ class LoopEvents:
         def _clip_grads_with_norm_(
             parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            if isinstance(parameters, list):
+            if not torch.compiler.is_compiling() and isinstance(parameters, list):
                 self.tell(self.on_clipped, parameters, total_norm)
             return original(parameters, max_norm, total_norm, *args, **kwargs)
 

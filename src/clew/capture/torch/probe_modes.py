@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,6 +15,8 @@ from clew.capture.torch.probe_sensitive import find_sensitive
 from clew.capture.torch.probe_validation import Fed, Validation
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
@@ -21,6 +25,8 @@ _EVAL_CALLS: Final = 10
 _EVAL_STEPS: Final = (1, 2, 3)
 _CHAIN_STEPS: Final = 100
 _MOST_ROOTS: Final = 64
+_CHECKPOINT_FILE: Final = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
+_CHECKPOINT_FRAMES: Final = 16
 
 
 class Root:
@@ -72,7 +78,7 @@ class ModeProbe:
         if root is None or self.recorder.in_backward:
             return
         if not torch.is_grad_enabled():
-            if module.training and not root.validation.is_done:
+            if module.training and not root.validation.is_done and not _is_checkpointed():
                 root.validation.add_quiet(module, args, kwargs, fed=self._fed)
             return
         if not any(leaf.requires_grad for _, leaf in walk(output)):
@@ -221,3 +227,15 @@ class ModeProbe:
         module = root.ref()
         entry = self.recorder.registry.modules.get(id(module))
         return entry.name if entry is not None else type(module).__name__
+
+
+def _is_checkpointed() -> bool:
+    """Return whether activation checkpointing has called the module: it does so without gradients, to train it."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_CHECKPOINT_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename == _CHECKPOINT_FILE:
+            return True
+        frame = frame.f_back
+    return False

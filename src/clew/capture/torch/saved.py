@@ -41,7 +41,7 @@ class SavedRegions:
 
     def _make_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __enter__(context: Any) -> Any:  # noqa: N807
-            if self.recorder.is_off():
+            if torch.compiler.is_compiling() or self.recorder.is_off():
                 return original(context)
             if self._serial != self.recorder.serial:
                 self._serial = self.recorder.serial
@@ -53,7 +53,7 @@ class SavedRegions:
 
     def _make_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __exit__(context: Any, *args: object) -> Any:  # noqa: N807
-            if self._open and not self.recorder.is_off():
+            if not torch.compiler.is_compiling() and self._open and not self.recorder.is_off():
                 self._closed.append((self._open.pop(), torch._C._autograd._get_sequence_nr()))
             return original(context, *args)
 

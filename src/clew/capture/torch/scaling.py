@@ -31,8 +31,9 @@ class ScalingLens:
     def _make_clip_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
             norm = original(parameters, max_norm, *args, **kwargs)
-            self._note("clip.norm_before", norm)
-            self._note("clip.limit", max_norm)
+            if not torch.compiler.is_compiling():
+                self._note("clip.norm_before", norm)
+                self._note("clip.limit", max_norm)
             return norm
 
         return clip_grad_norm_
@@ -40,7 +41,8 @@ class ScalingLens:
     def _make_clip_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
             result = original(parameters, clip_value, *args, **kwargs)
-            self._note("clip.value", clip_value)
+            if not torch.compiler.is_compiling():
+                self._note("clip.value", clip_value)
             return result
 
         return clip_grad_value_

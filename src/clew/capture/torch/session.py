@@ -22,6 +22,7 @@ from clew.capture.torch.recorder import Recorder
 from clew.capture.torch.roots import Roots
 from clew.capture.torch.saved import SavedRegions
 from clew.capture.torch.scaling import ScalingLens
+from clew.capture.torch.uncompiled import Uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,6 +65,7 @@ class TorchSession:
             ScalingLens(self.recorder, self.optimizers),
             batches,
             saved,
+            Uncompiled(),
             StatsProbe(self.recorder),
             ObjectiveProbe(self.recorder, saved),
             *make_loop_probes(self.recorder, self.optimizers, saved),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from clew.capture.torch.leaves import local_part
+
 if TYPE_CHECKING:
     from clew.capture.torch.registry import TensorEntry
 
@@ -21,21 +23,21 @@ def take_shadows(pairs: list[tuple[TensorEntry, torch.Tensor]]) -> None:
         return
     new = [(entry, tensor) for entry, tensor in stale if entry.shadow is None]
     for entry, tensor in new:
-        entry.shadow = torch.empty_like(tensor.detach())
+        entry.shadow = torch.empty_like(local_part(tensor).detach())
     with torch.no_grad():
         old = [entry.shadow for entry, _ in stale if entry.shadow is not None]
-        torch._foreach_copy_(old, [tensor.detach() for _, tensor in stale])
+        torch._foreach_copy_(old, [local_part(tensor).detach() for _, tensor in stale])
     for entry, tensor in stale:
         entry.shadow_version = tensor._version
 
 
 def _is_stale(entry: TensorEntry, tensor: torch.Tensor) -> bool:
-    shadow = entry.shadow
+    shadow, held = entry.shadow, local_part(tensor)
     if (
         shadow is None
-        or shadow.shape != tensor.shape
-        or (shadow.dtype, shadow.device) != (tensor.dtype, tensor.device)
+        or shadow.shape != held.shape
+        or (shadow.dtype, shadow.device) != (held.dtype, held.device)
     ):
         entry.shadow = None
-        return not tensor.is_sparse and tensor.layout == torch.strided
+        return not held.is_sparse and held.layout == torch.strided
     return entry.shadow_version != tensor._version

@@ -1,0 +1,92 @@
+"""Keeps torch.compile from compiling clew itself.
+
+Where a compiled function leaves its graph, the compiler looks at every Python function that runs from there on, hooks
+and wrappers of clew among them. Compiling those costs time, fills the compiler's caches and warns of what the user
+never wrote. A function inside a graph is not concerned: there clew steps aside by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from clew.capture.torch.patches import Patches
+
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+_marked: set[str] = set()
+
+
+class Uncompiled:
+    """Marks clew's functions as soon as somebody compiles."""
+
+    def install(self, patches: Patches) -> None:
+        """Mark them now where the compiler is loaded, and with the next ``torch.compile`` otherwise."""
+        if "torch._dynamo" in sys.modules:
+            mark_own_functions()
+        patches.replace(torch, "compile", _make_compile)
+
+
+def uncompiled(function: _Function) -> _Function:
+    """Have the compiler leave its graph at a hook that torch calls inside a compiled function, an optimizer's step."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+def _make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        mark_own_functions()
+        return original(*args, **kwargs)
+
+    return compile
+
+
+def mark_own_functions() -> None:
+    """Tell the compiler to run the functions of all loaded modules of clew as they are."""
+    mark = _find_mark()
+    fresh = [name for name in list(sys.modules) if name.startswith("clew.") and name not in _marked]
+    for name in fresh:
+        _marked.add(name)
+        for code in _list_codes(sys.modules[name]):
+            mark(code)
+
+
+def _find_mark() -> Callable[[CodeType], object]:
+    """Return what marks one function: it goes by another name in older versions of torch."""
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "skip_code"):
+        skip: Callable[[CodeType], object] = frames.skip_code
+        return skip
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return lambda _: None
+    action = frames._FrameAction
+    strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    return lambda code: frames.set_code_exec_strategy(code, strategy)
+
+
+def _list_codes(module: ModuleType) -> Iterator[CodeType]:
+    for value in list(vars(module).values()):
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        parts = vars(value).values() if isinstance(value, type) else (value,)
+        for part in parts:
+            function = part.fget if isinstance(part, property) else getattr(part, "__wrapped__", part)
+            if isinstance(function, FunctionType):
+                yield from _unfold(function.__code__)
+
+
+def _unfold(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _unfold(constant)
