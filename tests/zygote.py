@@ -67,7 +67,7 @@ class Zygote:
 
     def close(self) -> None:
         """End the process; no child of it is running then."""
-        self._server.communicate(timeout=120)
+        self._server.communicate(timeout=300)
 
     def run(self, *jobs: Job) -> list[Ending]:
         """Run the jobs at the same time and return how they ended."""
@@ -100,7 +100,7 @@ def run_apart(*jobs: Job) -> list[Ending]:
                     stderr=err,
                 )
             )
-    return _collect(jobs, [process.wait(timeout=120) for process in processes])
+    return _collect(jobs, [process.wait(timeout=300) for process in processes])
 
 
 def _collect(jobs: tuple[Job, ...], codes: list[int]) -> list[Ending]:

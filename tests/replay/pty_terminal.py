@@ -44,7 +44,7 @@ class Pty:
         self.shown = ""
         self._read = 0
 
-    def wait_for(self, text, *, seconds=60.0):
+    def wait_for(self, text, *, seconds=300.0):
         """Read until a text appears after what was read before, and return what came with it."""
         start, until = self._read, time.monotonic() + seconds
         while text not in self.shown[start:]:
@@ -64,7 +64,7 @@ class Pty:
         os.write(self._main, text.encode())
 
     def close(self):
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=300)
         os.close(self._main)
         return code
 

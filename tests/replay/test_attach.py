@@ -55,12 +55,12 @@ def training(tmp_path_factory):
     time.sleep(0.5)
     yield folder
     (folder / "enough").touch()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert not (folder / "runs" / "run" / "rank0" / "control.sock").exists(), "nothing stays behind"
 
 
-def await_file(path, seconds=60.0):
+def await_file(path, seconds=300.0):
     until = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < until, f"no {path}"
@@ -70,8 +70,11 @@ def await_file(path, seconds=60.0):
 def talk(folder, monkeypatch, capsys, text):
     monkeypatch.chdir(folder)
     (folder / "commands").write_text(text)
-    assert main(["attach", "run", "--commands", "commands"]) == 0
-    return capsys.readouterr()
+    while True:
+        assert main(["attach", "run", "--commands", "commands"]) == 0
+        said = capsys.readouterr()
+        if "somebody is attached already" not in said.err:  # who left may not have been missed yet
+            return said
 
 
 def test_only_the_owner_may_come_in(training):
@@ -82,8 +85,11 @@ def test_only_the_owner_may_come_in(training):
 
 def test_pause_stays_paused_and_off_goes_on(training, monkeypatch, capsys):
     monkeypatch.chdir(training)
-    assert main(["pause", "run"]) == 0
-    assert capsys.readouterr().out.startswith("paused at step ")
+    said = "asked: it stops at its next model call"
+    while "asked: it stops" in said:  # on a busy machine it may take longer than somebody has patience for
+        assert main(["pause", "run"]) == 0
+        said = capsys.readouterr().out
+    assert said.startswith("paused at step ")
     assert main(["pause", "run", "--off"]) == 0
     assert capsys.readouterr().out == "the training goes on\n"
     assert main(["pause", "run", "--off"]) == 0
@@ -135,7 +141,7 @@ def test_a_terminal_completes_the_names_over_there(training):
 
 def test_a_training_that_has_ended_does_not_listen(tmp_path, monkeypatch, capsys):
     process = start(tmp_path, "-m", "clew", "run", "--no-status", "--name", "run", "train.py")
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     monkeypatch.chdir(tmp_path)
     assert main(["pause", "run"]) == 2
     assert "this training does not listen" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import faulthandler
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -16,6 +15,7 @@ import torch._dynamo
 import clew
 from clew.capture.crash import CrashWatch, write_native_stacks
 from clew.cli import main
+from zygote import Job
 
 TRAIN = """
 import os, signal, sys, threading, time, faulthandler
@@ -27,21 +27,34 @@ def train(steps):
         optimizer.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
+def until_written(step):
+    import clew
+    while clew.open_run("runs/run").last_step < step:
+        time.sleep(0.05)
+def is_in_file(*texts, seconds=20):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with open("runs/run/rank0/crash.txt") as file:
+            found = file.read()
+        if all(text in found for text in texts):
+            return True
+        time.sleep(0.05)
+    return False
 """
 
 
-def run_script(tmp_path, text, *options):
-    (tmp_path / "train.py").write_text(TRAIN + textwrap.dedent(text))
-    done = subprocess.run(
-        [sys.executable, "-m", "clew", "run", "--no-status", "--name", "run", *options, "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+@pytest.fixture
+def run_script(zygote, tmp_path):
+    """Return a function that runs a training under clew and gives its ending and its file of stacks."""
+
+    def run(text, *options):
+        (tmp_path / "train.py").write_text(TRAIN + textwrap.dedent(text))
+        words = ["-m", "clew", "run", "--no-status", "--name", "run", *options, "train.py"]
         # A debugger that is installed here would stop the process for seconds.
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": "/nowhere"},
-    )
-    return done, tmp_path / "runs" / "run" / "rank0" / "crash.txt"
+        (done,) = zygote.run(Job(tmp_path, words, {"PATH": "/nowhere"}))
+        return done, tmp_path / "runs" / "run" / "rank0" / "crash.txt"
+
+    return run
 
 
 def show(tmp_path, capsys):
@@ -49,16 +62,16 @@ def show(tmp_path, capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_a_segmentation_fault_leaves_its_stacks_and_its_exit_code(tmp_path, capsys):
+def test_a_segmentation_fault_leaves_its_stacks_and_its_exit_code(run_script, tmp_path, capsys):
     text = """
         train(3)
-        time.sleep(1.5)
+        until_written(1)
         def sink():
             os.kill(os.getpid(), signal.SIGSEGV)
         sink()
     """
-    done, crash = run_script(tmp_path, text)
-    assert done.returncode == -signal.SIGSEGV
+    done, crash = run_script(text)
+    assert done.code == -signal.SIGSEGV
     assert "Fatal" not in done.stderr, "the terminal looks as it does without clew"
     assert "in sink" in crash.read_text()
     page = show(tmp_path, capsys)
@@ -67,33 +80,34 @@ def test_a_segmentation_fault_leaves_its_stacks_and_its_exit_code(tmp_path, caps
     assert "in sink" in page
 
 
-def test_a_killed_process_says_how_far_it_came(tmp_path, capsys):
-    done, crash = run_script(tmp_path, "train(4)\ntime.sleep(1.5)\nos.kill(os.getpid(), signal.SIGKILL)")
-    assert done.returncode == -signal.SIGKILL
+def test_a_killed_process_says_how_far_it_came(run_script, tmp_path, capsys):
+    done, crash = run_script("train(4)\nuntil_written(2)\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert done.code == -signal.SIGKILL
     assert crash.read_text() == ""
     assert "the process ended without a word after step 2" in show(tmp_path, capsys)
 
 
-def test_a_hang_and_a_request_write_stacks_and_the_run_goes_on(tmp_path, capsys):
+def test_a_hang_and_a_request_write_stacks_and_the_run_goes_on(run_script, tmp_path, capsys):
     text = """
         train(2)
         def asked():
             os.kill(os.getpid(), signal.SIGUSR1)
         def stuck():
-            time.sleep(2.5)
+            return is_in_file("in asked", "in stuck")
         asked()
-        stuck()
+        while not stuck():  # on a busy machine it may have counted as stuck before
+            train(1)
         train(1)
     """
-    done, crash = run_script(tmp_path, text, "--hang-timeout", "0.5")
-    assert done.returncode == 0
+    done, crash = run_script(text, "--hang-timeout", "0.5")
+    assert done.code == 0
     assert "in asked" in crash.read_text()
     assert "in stuck" in crash.read_text()
     assert "clew: no step has ended for 0.5 s" in done.stderr
     assert "stacks were written while it ran" in show(tmp_path, capsys)
 
 
-def test_what_the_script_does_itself_is_respected(tmp_path):
+def test_what_the_script_does_itself_is_respected(run_script):
     text = """
         faulthandler.enable()
         got = []
@@ -105,12 +119,12 @@ def test_what_the_script_does_itself_is_respected(tmp_path):
         has_handler = lambda: signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
         atexit.register(lambda: print(faulthandler.is_enabled(), has_handler()))
     """
-    done, crash = run_script(tmp_path, text)
-    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+    done, crash = run_script(text)
+    assert (done.code, done.stdout) == (0, "True True\n"), done.stderr
     assert not crash.exists()
 
 
-def test_a_request_reaches_the_workers_of_a_loader(tmp_path):
+def test_a_request_reaches_the_workers_of_a_loader(run_script):
     text = """
         import torch.utils.data
         class Data(torch.utils.data.Dataset):
@@ -119,21 +133,25 @@ def test_a_request_reaches_the_workers_of_a_loader(tmp_path):
             def __getitem__(self, index):
                 return self.slow_read(index)
             def slow_read(self, index):
-                time.sleep(1.5 if index else 0)
+                while index and not os.path.exists("enough"):
+                    time.sleep(0.05)
                 return torch.ones(4)
-        import subprocess
-        innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+        import multiprocessing, subprocess
+        innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         loader = iter(torch.utils.data.DataLoader(Data(), num_workers=2))
         next(loader)
         train(1)
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL, "launchers look whether it is taken"
         os.kill(os.getpid(), signal.SIGUSR1)
+        workers = [process.pid for process in multiprocessing.active_children()]
+        assert is_in_file("in slow_read", *(f"process {pid}, started by" for pid in workers), seconds=300)
         time.sleep(0.5)
+        open("enough", "w").close()
         assert innocent.poll() is None, "a process without a handler is left alone"
         innocent.kill(), innocent.wait()
     """
-    done, crash = run_script(tmp_path, text)
-    assert done.returncode == 0, done.stderr
+    done, crash = run_script(text)
+    assert done.code == 0, done.stderr
     assert crash.read_text().count("in slow_read") >= 1
     assert crash.read_text().count(", started by ") == 2
 

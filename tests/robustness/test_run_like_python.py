@@ -65,7 +65,7 @@ def run(command: list[str], folder, **options) -> End:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         **options,
     )
@@ -347,7 +347,7 @@ def test_output_arrives_while_the_script_runs(place):
         [*CLEW, "script.py"], cwd=folder, env=ENVIRONMENT, stdin=-1, stdout=-1, stderr=-1, text=True
     ) as process:
         assert process.stdout.readline() == "ready\n"
-        stdout, _ = process.communicate("\n", timeout=30)
+        stdout, _ = process.communicate("\n", timeout=300)
         assert stdout == "done\n"
 
 
@@ -360,7 +360,7 @@ def signalled(side, folder, number) -> End:
         while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
             time.sleep(0.01)  # between the print and the sleep the traceback would be another one
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=300)
         return End(process.returncode, stdout, stderr)
 
 

@@ -294,7 +294,7 @@ def test_reader_goes_away(project):
             process.stdout.readline()
             process.stdout.close()
             stderr = process.stderr.read()
-            codes.append((process.wait(timeout=60), "BrokenPipeError" in stderr))
+            codes.append((process.wait(timeout=300), "BrokenPipeError" in stderr))
     assert codes[1] == codes[0]
 
 

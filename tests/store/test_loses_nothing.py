@@ -26,7 +26,7 @@ RECORD = make_record(0)
 
 def run_python(*arguments):
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -226,15 +226,22 @@ writer.close("complete")
 """
 
 
+def count_parts(folder):
+    return len(list((folder / "rank0/stats").glob("part-*")))
+
+
 def test_a_reader_that_opens_a_growing_run_a_thousand_times_always_sees_a_prefix(tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-c", GROW, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         writer.stdout.readline()
         seen, sizes = 0, set()
-        for opened in range(1000):
-            writer.stdin.write("\n\n\n")
-            writer.stdin.flush()
+        for opened in range(20_000):  # a busy machine may leave the writer little time
+            if opened >= 1000 and len(sizes) > 50 and count_parts(folder) > 3:
+                break
+            if opened < 1000:
+                writer.stdin.write("\n\n\n")
+                writer.stdin.flush()
             run = Run(folder)
             assert run.state == "recording"
             steps = run.series("fc1", "output", "l2").steps if run.sites else np.zeros(0, np.int64)
@@ -245,7 +252,7 @@ def test_a_reader_that_opens_a_growing_run_a_thousand_times_always_sees_a_prefix
             if opened % 50 == 0:
                 assert run.problems == []
                 check_prefix(run, period=64)
-        assert len(list((folder / "rank0/stats").glob("part-*"))) > 3, "no part was sealed meanwhile"
+        assert count_parts(folder) > 3, "no part was sealed meanwhile"
     assert len(sizes) > 50, "the run did not grow while it was read"
     assert check_prefix(Run(folder), period=64) == 3000
     assert Run(folder).state == "complete"

@@ -18,7 +18,7 @@ def run(code, **environment):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     return done.returncode, done.stdout, done.stderr
 

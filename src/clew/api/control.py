@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import socket
 import struct
 import sys
@@ -43,10 +42,11 @@ class Control:
         self._tell = tell
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
-        self._guests: queue.SimpleQueue[Guest | None] = queue.SimpleQueue()
+        # Who is there, who wants a stop and whether there is one change together: both threads go by all three.
+        self._change = threading.Condition()
         self._guest: Guest | None = None
         self._is_asked = False
-        self._is_stopped = threading.Event()
+        self._is_stopped = False
         self._known: list[Any] = []
         self._main = threading.get_ident()
 
@@ -92,39 +92,41 @@ class Control:
         """Serve whoever comes until the training may go on."""
         from clew.render.prompt import converse
 
-        self._is_stopped.set()
+        with self._change:
+            self._is_stopped = True
+            self._change.notify_all()
         try:
-            while True:
-                guest = self._guest or self._await_guest(world)
-                if guest is None:
-                    return self._let_go("continue")
-                debugger = Debugger(world)
-                guest.debugger = debugger
-                how = converse(debugger, guest, at_end="detach")
-                return self._let_go(how)
+            guest = self._guest or self._await_guest(world)
+            if guest is None:
+                return self._let_go("continue")
+            guest.debugger = Debugger(world)
+            return self._let_go(converse(guest.debugger, guest, at_end="detach"))
         finally:
-            self._is_stopped.clear()
+            self._is_stopped = False
 
     def _await_guest(self, world: LiveWorld) -> Guest | None:
         self._tell(
             f"clew: paused, {world.spot.title}; 'clew attach' looks around, 'clew pause --off' goes on"
         )
-        guest = self._guests.get()
-        if guest is not None:
-            self._guest = guest
-            self._known = list(self._breaker.breakpoints)
-        return guest
+        with self._change:
+            self._change.wait_for(lambda: self._guest is not None or not self._is_asked)
+            return self._guest
 
     def _let_go(self, how: str) -> str:
         """Keep the guest for the next stop where there will be one; whoever leaves takes their breakpoints along."""
-        self._is_asked = False
-        stays = how in ("step", "next", "finish") or (how == "continue" and bool(self._breaker.breakpoints))
-        if self._guest is not None and stays:
-            return how
-        if self._guest is not None:
-            self._guest.close("the training goes on")
-            self._guest = None
-            self._breaker.breakpoints[:] = [p for p in self._breaker.breakpoints if p in self._known]
+        with self._change:
+            # Whoever comes from here on finds a training that goes on, and asks it to stop anew.
+            self._is_asked = self._is_stopped = False
+            stays = how in ("step", "next", "finish") or (
+                how == "continue" and bool(self._breaker.breakpoints)
+            )
+            if self._guest is not None and stays:
+                return how
+            guest, self._guest = self._guest, None
+            if guest is not None:
+                self._breaker.breakpoints[:] = [p for p in self._breaker.breakpoints if p in self._known]
+        if guest is not None:
+            guest.close("the training goes on")
         self._tell("clew: going on")
         return "continue"
 
@@ -149,35 +151,48 @@ class Control:
         ask = guest.receive().get("ask")
         guest.connection.settimeout(None)
         if ask == "resume":
-            was_stopped = self._is_stopped.is_set()
+            guest.close("the training goes on" if self._resume() else "the training was not paused")
+        elif self._ask_to_stop(guest):
+            if ask == "pause":
+                self._say_where(guest)
+            else:
+                self._let_in(guest)
+
+    def _resume(self) -> bool:
+        """Take a pause back; return whether the training stood still."""
+        with self._change:
+            # One that was let go before may not have woken up yet.
+            was_stopped = self._is_stopped and self.is_wanted
             self._is_asked = False
             self._breaker.unpause()
-            if was_stopped and self._guest is None:
-                self._guests.put(None)
-            guest.close("the training goes on" if was_stopped else "the training was not paused")
-            return
-        if self._guest is not None:
-            guest.close("somebody is attached already")
-            return
-        self._is_asked = True
-        if not self._is_stopped.is_set():
-            self._breaker.pause("paused by another terminal")
-        if not self._is_stopped.wait(_PATIENCE_SECONDS):
+            self._change.notify_all()
+            return was_stopped
+
+    def _ask_to_stop(self, guest: Guest) -> bool:
+        """Ask the training to stop for a guest and wait a little; one is enough at a time."""
+        with self._change:
+            if self._guest is not None:
+                guest.close("somebody is attached already")
+                return False
+            self._is_asked = True
+            if not self._is_stopped:
+                self._breaker.pause("paused by another terminal")
+            is_there = self._change.wait_for(lambda: self._is_stopped, _PATIENCE_SECONDS)
+        if not is_there:
             guest.send(
                 note="the training has not come to a model call yet; it is at " + _where_is(self._main)
             )
-        if ask == "pause":
-            self._wait_and_say(guest)
-        else:
-            self._guests.put(guest)
+        return True
 
-    def _wait_and_say(self, guest: Guest) -> None:
+    def _let_in(self, guest: Guest) -> None:
+        with self._change:
+            self._guest = guest
+            self._known = list(self._breaker.breakpoints)
+            self._change.notify_all()
+
+    def _say_where(self, guest: Guest) -> None:
         step = self._breaker.recorder.step
-        said = (
-            f"paused at step {step}"
-            if self._is_stopped.is_set()
-            else "asked: it stops at its next model call"
-        )
+        said = f"paused at step {step}" if self._is_stopped else "asked: it stops at its next model call"
         guest.close(said)
 
 

@@ -12,10 +12,12 @@ import os
 import select
 import threading
 from pathlib import Path
-from time import sleep
+from time import monotonic
 from typing import Final
 
 _ANSWER_SECONDS: Final = 0.1
+_LONGEST_ANSWER_SECONDS: Final = 5.0
+"""How long to wait for a process that was asked: on a busy machine it may have to wait for its turn."""
 _MODIFIED: Final = 2
 _LONGEST_EVENTS: Final = 65536
 
@@ -56,7 +58,7 @@ class Family:
             ready, _, _ = select.select([self._notices, self._wake[0]], [], [])
             if self._wake[0] in ready:
                 return
-            sleep(_ANSWER_SECONDS)
+            self._rest()
             self._ask_all()
             # What they wrote, and what is written about them, is no new request.
             os.read(self._notices, _LONGEST_EVENTS)
@@ -66,9 +68,22 @@ class Family:
             if catches(process, self._number):
                 with contextlib.suppress(OSError):
                     os.write(self._descriptor, f"\nprocess {process}, started by {os.getpid()}:\n".encode())
+                    asked = os.fstat(self._descriptor).st_size
                     os.kill(process, self._number)
-                    # It writes into the same file: let it finish before the next one is asked.
-                    sleep(_ANSWER_SECONDS)
+                    self._let_finish(asked)
+
+    def _let_finish(self, asked: int) -> None:
+        """Wait until the file has grown and grows no more: the next one that is asked writes into it, too."""
+        until, last = monotonic() + _LONGEST_ANSWER_SECONDS, asked
+        while monotonic() < until and not self._rest():
+            size = os.fstat(self._descriptor).st_size
+            if asked < size == last:
+                return
+            last = size
+
+    def _rest(self) -> bool:
+        """Wait a moment; return whether it is time to stop."""
+        return bool(select.select([self._wake[0]], [], [], _ANSWER_SECONDS)[0])
 
 
 def list_descendants(process: int) -> list[int]:
