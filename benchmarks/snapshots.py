@@ -2,9 +2,11 @@
 
     python -m benchmarks.snapshots
 
-Two recordings of one training take turns in one process: one takes a snapshot in each of its blocks, the other none.
-The difference, writing thread included, is what a snapshot costs; divided by the steps that clew itself would put
-between two of them, it is the amortised cost. The lens is timed against the plain step, in turns as well.
+A recording takes a snapshot every so many steps. The first half of the steps between two snapshots pays for copying,
+writing and the step that is recorded in full; the second half pays for nothing. What the first takes more, in time of
+all threads, is what a snapshot costs: both are near each other in time, and the median over many is kept. Divided by
+the steps that clew itself would put between two snapshots, and with what every step pays for keeping its batch, it is
+the amortised cost. The lens is timed against the plain step, in turns.
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ from clew.replay.rehearsal import Rehearsal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_BLOCK = {"mlp": 400, "cnn": 14, "gpt": 14}
-_ROUNDS = {"mlp": 6, "cnn": 3, "gpt": 3}
-_WARM_UP = {"mlp": 100, "cnn": 4, "gpt": 4}
+_HALF = {"mlp": 16, "cnn": 3, "gpt": 3}
+"""Steps of half the way from one snapshot to the next: long enough for the thread to have written it."""
+_ROUNDS = {"mlp": 40, "cnn": 8, "gpt": 6}
+_WARM_UP = {"mlp": 400, "cnn": 24, "gpt": 22}
 
 
 class Cost(NamedTuple):
-    """Milliseconds of a plain step and of a snapshot, the steps between two, and the ratios that follow."""
+    """Milliseconds of a step, of keeping its batch and of a snapshot, steps between two, and the ratios that follow."""
 
     step_ms: float
+    keep_ms: float
     snapshot_ms: float
     every: int
     amortised: float
@@ -41,63 +45,64 @@ class Cost(NamedTuple):
 
 def measure(name: str) -> Cost:
     """Return what snapshots and the lens cost on one of the trainings."""
-    training = make(name)
+    training, half = make(name), _HALF[name]
     with tempfile.TemporaryDirectory() as folder:
-        block = _BLOCK[name]
-        on = _watch(training, name, folder, "on", snapshots=f"every:{block}")
-        off = _watch(training, name, folder, "off", snapshots="off")
-        plain, snapshot, every = _compare(
-            training, on, off, block=block, rounds=_ROUNDS[name], warm=_WARM_UP[name]
+        watch = clew.watch(
+            {name: training.model},
+            training.optimizer,
+            out=folder,
+            name="run",
+            status=False,
+            doctor=False,
+            snapshots=f"every:{2 * half}",
         )
-    lens = _time_lens(training, rounds=5)
-    return Cost(plain * 1e3, snapshot * 1e3, every, 1 + max(snapshot, 0.0) / (every * plain), lens)
+        with watch:
+            lens = watch._recording._snapshots
+            keeping = _time_keeping(lens)
+            step, snapshot = _compare(training, lens, half=half, rounds=_ROUNDS[name], warm=_WARM_UP[name])
+            keep = statistics.median(keeping)
+            lens._fixed, lens._step_seconds = None, step
+            every = lens._choose_period()
+    share = (keep + max(snapshot, 0.0) / every) / step
+    return Cost(step * 1e3, keep * 1e3, snapshot * 1e3, every, 1 + share, _time_lens(training, rounds=5))
 
 
-def _watch(training: Training, name: str, folder: str, side: str, **settings: Any) -> Any:
-    return clew.watch(
-        {name: training.model},
-        training.optimizer,
-        out=folder,
-        name=side,
-        status=False,
-        doctor=False,
-        **settings,
-    )
+def _time_keeping(lens: Any) -> list[float]:
+    """Have the seconds of every look at the end of a step kept in a list, which is returned."""
+    spent: list[float] = []
+    end_step = lens.end_step
 
+    def timed() -> None:
+        started = time.thread_time()
+        end_step()
+        spent.append(time.thread_time() - started)
 
-def _compare(
-    training: Training, on: Any, off: Any, *, block: int, rounds: int, warm: int
-) -> tuple[float, float, int]:
-    """Return seconds of a step, seconds that a snapshot adds, and the steps that clew would put between two."""
-    with on:
-        _time(training, warm)
-        on.pause()
-        with off:
-            _time(training, warm)
-            off.pause()
-            steps, extra = [], []
-            for _ in range(rounds):
-                without = _time_watched(training, off, block)
-                extra.append(_time_watched(training, on, block) - without)
-                steps.append(without / block)
-        lens = on._recording._snapshots
-        lens._fixed, lens._step_seconds = None, statistics.median(steps)
-        every = lens._choose_period()
-    return statistics.median(steps), statistics.median(extra), every
-
-
-def _time_watched(training: Training, watch: Any, steps: int) -> float:
-    watch.resume()
-    spent = _time(training, steps)
-    watch.pause()
+    lens.end_step = timed
     return spent
 
 
+def _compare(training: Training, lens: Any, *, half: int, rounds: int, warm: int) -> tuple[float, float]:
+    """Return seconds of a step and seconds that a snapshot adds."""
+    _time(training, warm)
+    taken = lens.taken
+    while lens.taken == taken:
+        training.step()
+    _time(
+        training, 2 * half - 1
+    )  # a snapshot is taken at the end of a step, the next one at the end of the next
+    steps, extra = [], []
+    for _ in range(rounds):
+        loaded, free = _time(training, half), _time(training, half)
+        steps.append(free / half)
+        extra.append(loaded - free)
+    return statistics.median(steps), statistics.median(extra)
+
+
 def _time(training: Training, steps: int) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(steps):
         training.step()
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def _time_lens(training: Training, *, rounds: int) -> float:
@@ -120,11 +125,11 @@ def _seconds(action: Callable[[], object]) -> float:
 
 def main(names: list[str]) -> None:
     """Print one line for each training."""
-    print(f"{'training':10}{'step':>10}{'snapshot':>12}{'every':>8}{'amortised':>11}{'lens':>8}")
+    print(f"{'training':10}{'step':>10}{'keep':>10}{'snapshot':>12}{'every':>8}{'amortised':>11}{'lens':>8}")
     for name in names or ["mlp", "cnn", "gpt"]:
         cost = measure(name)
         print(
-            f"{name:10}{cost.step_ms:>7.2f} ms{cost.snapshot_ms:>9.1f} ms{cost.every:>8}"
+            f"{name:10}{cost.step_ms:>7.2f} ms{cost.keep_ms:>7.3f} ms{cost.snapshot_ms:>9.1f} ms{cost.every:>8}"
             f"{cost.amortised:>11.3f}{cost.lens:>7.1f}x"
         )
 
