@@ -14,7 +14,8 @@ HEAD = """
 import torch
 from torch import nn
 torch.manual_seed(0)
-EPS = 0.0
+ZERO = torch.zeros(())  # data, which the test needs and the definitions do not give
+EPS = float(ZERO)
 class Root(nn.Module):
     def forward(self, h):
         return torch.log(h.abs().sum(1) + EPS)  # HERE
@@ -100,7 +101,7 @@ def test_a_step_without_evidence_is_executed_again_for_it(tmp_path, capsys):
     assert "1 of 8 samples that went into root" in said.err
     with pytest.raises(AssertionError):
         run_test(target, 2)
-    (tmp_path / "train.py").write_text(BAD_MODEL.replace("EPS = 0.0", "EPS = 1e-6"))
+    (tmp_path / "train.py").write_text(BAD_MODEL.replace("EPS = float(ZERO)", "EPS = 1e-6"))
     run_test(target, 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import struct
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from clew.store.layout import list_ranks, rank_folder
 
 if TYPE_CHECKING:
     from clew.query import Run
+    from clew.replay.process import Child
 
 
 class Repro(NamedTuple):
@@ -156,16 +158,34 @@ def _try_out(text: str, blob: bytes, target: Path) -> str:
             trial.with_suffix(".safetensors"),
             blob,
         )
-        done = subprocess.run(
-            [sys.executable, str(trial)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    last = done.stderr.strip().splitlines()[-1:] or ["it passes"]
-    return "" if done.returncode == 1 and last[0].startswith("AssertionError: ") else last[0]
+        last = _run_in_copy(trial) if "torch" in sys.modules else _run_apart(trial)
+    return "" if last.startswith("AssertionError: ") else last
+
+
+def _run_in_copy(trial: Path) -> str:
+    """Run a test in a copy of this process, which has torch already, and return how it ended."""
+    from clew.replay.fork import rest_openmp
+    from clew.replay.process import run_in_child
+
+    def act(child: Child) -> None:
+        sys.argv = [str(trial)]
+        runpy.run_path(str(trial), run_name="__main__")
+        child.answer({"error": "it passes"})
+
+    rest_openmp()
+    return str(run_in_child(act).get("error", "it ended without a word"))
+
+
+def _run_apart(trial: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(trial)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return (done.stderr.strip().splitlines()[-1:] or ["it passes"])[0]
 
 
 def _write(target: Path, text: str, beside: Path, blob: bytes) -> None:

@@ -82,6 +82,7 @@ Beside this file, {data_file} holds {holds}. Think before you hand it on.
 """
 
 import ast
+import builtins
 import dataclasses
 import importlib
 import json
@@ -158,27 +159,45 @@ _MODULE_BODY: Final = '''
         return self.made[name]
 
 
+class Names(dict):
+    """The names of a script: what it defines, and what it computes only when that is asked for."""
+
+    def __init__(self, path):
+        super().__init__(__name__="script", __file__=str(path), __builtins__=builtins)
+        self.path = path
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        self.rest = {{name: node for node in tree.body for name in assigned(node)}}
+        for node in tree.body:
+            if isinstance(node, DEFINITIONS):
+                self.run(node)
+
+    def run(self, node):
+        exec(compile(ast.Module([node], []), str(self.path), "exec"), self)
+
+    def __missing__(self, name):
+        if hasattr(builtins, name) or name not in self.rest:
+            raise KeyError(name)
+        self.run(self.rest.pop(name))
+        return self[name]
+
+
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def assigned(node):
+    """Return the names that a statement gives a value."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+
+
 def definitions(path):
-    """Return what a script defines (imports, functions, classes, constants), without running the rest of it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """Return what a script defines, without running it: a value is computed where a definition needs it."""
     script = types.ModuleType("script")
-    script.__file__ = str(path)
     sys.modules["script"] = script
-    for node in filter(is_definition, tree.body):
-        try:
-            exec(compile(ast.Module([node], []), str(path), "exec"), vars(script))
-        except NameError:  # a constant made of something that only the whole script has
-            if not isinstance(node, (ast.Assign, ast.AnnAssign)):
-                raise
+    vars(script).update(Names(path))
     return script
-
-
-def is_definition(node):
-    if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return True
-    return isinstance(node, (ast.Assign, ast.AnnAssign)) and not any(
-        isinstance(part, (ast.Call, ast.Await)) for part in ast.walk(node)
-    )
 
 
 def find_class(place):
