@@ -158,7 +158,13 @@ def run(argv: list[str]) -> None:
     main.__file__ = argv[0]
     with open(argv[0], "rb") as file:
         code = compile(file.read(), argv[0], "exec", dont_inherit=True)
-    exec(code, vars(main))
+    try:
+        exec(code, vars(main))
+    except Exception as error:
+        # As python shows it: the first frame is that of the script.
+        error.__traceback__ = error.__traceback__.tb_next
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
 
 
 def import_for_the_children() -> None:

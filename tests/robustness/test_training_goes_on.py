@@ -98,7 +98,7 @@ def test_exception_inside_a_model(project):
         step()
         torch.nn.Sequential(torch.nn.ReLU(), Net())(torch.ones(2))
     """)
-    plain, _ = project.both(apart=True)
+    plain, _ = project.both()
     assert plain.code == 1
     run = project.record
     assert run.state == "died"
@@ -127,7 +127,7 @@ def test_exception_inside_backward_and_optimizer(project):
             raise KeyError("in closure")
         optimizer.step(closure)
     """)
-    plain, _ = project.both(apart=True)
+    plain, _ = project.both()
     assert "KeyError: 'in closure'" in plain.stderr
 
 
