@@ -63,6 +63,26 @@ def test_parameter_not_optimized(judge, spelling):
     assert judged["M01"].step <= 3
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_head_that_comes_later(judge, is_given):
+    def train_in_two_phases():
+        body, (x, y) = mlp(classes=8), blobs(64)
+        optimizer = SGD(body.parameters(), lr=0.05)
+        for _ in range(20):
+            optimizer.zero_grad()
+            body(x).square().mean().backward()
+            optimizer.step()
+        head = nn.Linear(8, 3)
+        if is_given:
+            optimizer.add_param_group({"params": head.parameters()})
+        for _ in range(6):
+            optimizer.zero_grad()
+            F.cross_entropy(head(body(x)), y).backward()
+            optimizer.step()
+
+    assert judge(train_in_two_phases).ids == ([] if is_given else ["M01"])
+
+
 def test_the_parameters_and_the_line_of_the_optimizer_are_named(judge):
     finding = judge(head_replaced_after_optimizer)["M01"]
     line = head_replaced_after_optimizer.__code__.co_firstlineno + 2

@@ -69,6 +69,19 @@ def closure_without_clearing():
 STALE = [never_cleared, cleared_once_per_epoch, one_of_two_cleared, closure_without_clearing]
 
 
+def test_missing_zero_grad_in_a_second_phase(judge):
+    def train():
+        model, (x, y) = mlp(), blobs(32)
+        optimizer = SGD(model.parameters(), lr=1e-3)
+        for step in range(70):
+            if step < 50:
+                optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    assert judge(train).ids == ["O01"]
+
+
 @pytest.mark.parametrize("train", STALE)
 def test_missing_zero_grad(judge, train):
     judged = judge(train)

@@ -186,34 +186,99 @@ def test_same_data(judge_ranks, spelling):
     assert ids(judge_ranks(SAME[spelling])) == ["X03"]
 
 
-def epochs(rank, set_epoch, shuffle=True):
+def plain_loader(data, sampler):
+    return torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler)
+
+
+def batched_loader(data, sampler):
+    batches = torch.utils.data.BatchSampler(sampler, 8, drop_last=True)
+    return torch.utils.data.DataLoader(data, batch_sampler=batches)
+
+
+def epochs(rank, set_epoch, shuffle=True, *, make=plain_loader, is_rebuilt=False):
     x, y = blobs(64)
     data = torch.utils.data.TensorDataset(x, y)
     sampler = torch.utils.data.DistributedSampler(data, num_replicas=2, rank=rank, shuffle=shuffle)
-    loader = torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler)
+    loader = make(data, sampler)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(3):
         if set_epoch:
             sampler.set_epoch(epoch)
-        for inputs, targets in loader:
+        for inputs, targets in make(data, sampler) if is_rebuilt else loader:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
 
 
-def test_set_epoch(judge_ranks):
-    assert "X04" in ids(judge_ranks(lambda rank: epochs(rank, set_epoch=False)))
-    assert "X04" not in ids(judge_ranks(lambda rank: epochs(rank, set_epoch=True)))
-    assert "X04" not in ids(judge_ranks(lambda rank: epochs(rank, set_epoch=False, shuffle=False)))
+@pytest.mark.parametrize(
+    "form", [{}, {"make": batched_loader}, {"is_rebuilt": True}], ids=["plain", "batched", "rebuilt"]
+)
+def test_set_epoch(judge_ranks, form):
+    assert "X04" in ids(judge_ranks(lambda rank: epochs(rank, set_epoch=False, **form)))
+    assert "X04" not in ids(judge_ranks(lambda rank: epochs(rank, set_epoch=True, **form)))
+    assert "X04" not in ids(judge_ranks(lambda rank: epochs(rank, set_epoch=False, shuffle=False, **form)))
 
 
-def uneven(rank, *, late=lambda: None):
+def shares(rank, sizes, *, most=100):
+    """Train each rank on its own part of the data; ``sizes`` are the numbers of samples of the parts."""
+    x, y = blobs(128)
+    start = sum(sizes[:rank])
+    part = torch.utils.data.TensorDataset(*(each[start : start + sizes[rank]] for each in (x, y)))
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (inputs, targets) in enumerate(torch.utils.data.DataLoader(part, batch_size=8)):
+        if step == most:
+            break
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def stops_early(rank, steps=8):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = blobs()
+    for step in range(steps - 3 * rank):
+        rows = slice(16 * step + 8 * rank, 16 * step + 8 * rank + 8)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+
+
+UNEVEN = {
+    "parts of different length": lambda rank: shares(rank, (64, 48)),
+    "lengths differ though steps do not": lambda rank: shares(rank, (64, 48), most=4),
+    "one rank stops early": stops_early,
+}
+
+
+@pytest.mark.parametrize("spelling", UNEVEN)
+def test_uneven(judge_ranks, spelling):
+    found = {finding.id: finding for finding in judge_ranks(UNEVEN[spelling]).findings}
+    assert found["X05"].severity == "error"
+    assert "X05" not in ids(judge_ranks(lambda rank: shares(rank, (64, 64))))
+
+
+class Late(torch.nn.Module):
+    def __init__(self, late):
+        super().__init__()
+        self.body, self.late = mlp(), late
+
+    def forward(self, x):
+        self.late()
+        return self.body(x)
+
+
+def uneven(rank, *, late=lambda: None, phase="rest"):
+    late = late if rank == 1 else lambda: None
+    model = Late(late) if phase == "forward" else mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if phase == "optimizer":
+        optimizer.register_step_pre_hook(lambda *_: late())
+    x, y = blobs()
     for step in range(24):
-        if rank == 1:
+        if phase == "rest":
             late()
         rows = slice(8 * step + 4 * rank, 8 * step + 4 * rank + 4)
         optimizer.zero_grad()
@@ -221,9 +286,10 @@ def uneven(rank, *, late=lambda: None):
         optimizer.step()
 
 
-def test_straggler(judge_ranks, hand_clock):
-    diagnosis = judge_ranks(lambda rank: uneven(rank, late=lambda: hand_clock.sleep(0.05)))
+@pytest.mark.parametrize("phase", ["rest", "forward", "optimizer"])
+def test_straggler(judge_ranks, hand_clock, phase):
+    diagnosis = judge_ranks(lambda rank: uneven(rank, late=lambda: hand_clock.sleep(0.05), phase=phase))
     found = {finding.id: finding for finding in diagnosis.findings}
     assert found["X06"].evidence["late_rank"] == 1
-    assert found["X06"].evidence["phase"] == "rest"
-    assert "X06" not in ids(judge_ranks(uneven))
+    assert found["X06"].evidence["phase"] == phase
+    assert "X06" not in ids(judge_ranks(lambda rank: uneven(rank, phase=phase)))

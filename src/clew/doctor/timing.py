@@ -82,7 +82,7 @@ def memory_grows(case: Case) -> Iterator[Found]:
         top = int(np.argmax(values)) + 1 if len(values) else 0
         if top > 0.8 * len(values):
             steps, values = steps[:top], values[:top]
-        if len(steps) < 10 or steps[-1] - steps[0] < 20:
+        if len(steps) < 6 or steps[-1] - steps[0] < 20:
             continue
         growth = float(values[-1] - values[0])
         halves = values[len(values) // 2]

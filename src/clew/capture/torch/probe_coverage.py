@@ -81,6 +81,8 @@ class CoverageProbe:
         self._passes = 0
         self._made = 0
         self._at = (-1, -1, -1, -1)
+        self._tensors = 0
+        self._growth_looks = 0
         self._holders: set[int] = set()
         self._unheld: dict[int, _Unheld] = {}
         self._told: set[str] = set()
@@ -134,6 +136,7 @@ class CoverageProbe:
         if state is None:
             table = self._trained
             state = table[key] = _Trained(optimizer, lambda _: table.pop(key, None))
+        self._see_growth()
         if state.passes == self._passes or (state.is_told and state.steps > _LATER_STEPS):
             return
         state.passes = self._passes
@@ -142,6 +145,18 @@ class CoverageProbe:
             self._see_missing(state, optimizer)
         if state.steps <= _STEPS:
             self._see_unheld()
+
+    def _see_growth(self) -> None:
+        """Look again for some steps when a model has got new parameters: were they given to an optimizer?"""
+        known = len(self.recorder.registry.tensors)
+        if known != self._tensors:
+            self._tensors, self._growth_looks = known, _STEPS
+        elif self._growth_looks and self._is_past_first():
+            self._growth_looks -= 1
+            self._see_unheld()
+
+    def _is_past_first(self) -> bool:
+        return all(state.steps > _STEPS for state in self._trained.values())
 
     # ---------------------------------------------------------------- parameters without a gradient
 

@@ -160,7 +160,8 @@ class DataProbe:
     def _see_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if next(module.parameters(), None) is None:
             return
-        leaves = [leaf for _, leaf in walk((args, kwargs)) if _is_data(leaf)]
+        # What is trained itself, such as a code for each sample, is no data.
+        leaves = [leaf for _, leaf in walk((args, kwargs)) if _is_data(leaf) and not leaf.requires_grad]
         owns = self.recorder.registry.owns
         leaves = [leaf for leaf in leaves if not owns(leaf)]
         main = next((leaf for leaf in leaves if leaf.is_floating_point()), None)

@@ -40,6 +40,7 @@ class EvaluationProbe:
     def install(self, patches: Patches) -> None:
         """Begin to see root calls."""
         patches.listen(self.recorder.on_root, self._see)
+        patches.listen(self.recorder.on_pass, self._see_pass)
         for owner, names in _LOSSES:
             for name in names:
                 replace_function(patches, owner, name, self._make_loss)
@@ -49,7 +50,6 @@ class EvaluationProbe:
     def _see(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             self._finish()
-            self._see_compiler()
             return
         loss = None if self._was_function else _find_loss(module, output)
         self._was_function = False
@@ -89,6 +89,11 @@ class EvaluationProbe:
         value, self._sum = float(self._sum) / self._losses, None
         self.recorder.note("evaluation", {"loss": value, "batches": self._losses, "at": self._step})
         self._losses = 0
+
+    def _see_pass(self, begins: bool) -> None:
+        # Not at a root call: a compiled function has none.
+        if begins:
+            self._see_compiler()
 
     def _see_compiler(self) -> None:
         """Note that torch.compile has made more graphs since the last look."""

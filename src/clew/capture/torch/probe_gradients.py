@@ -25,8 +25,9 @@ _SAMPLE: Final = 12
 """Parameters of an optimizer that are followed: a loop treats all of them alike."""
 
 _FIRST_STEPS: Final = 20
+_SOON: Final = (64, 4)
 _LATER: Final = (512, 6)
-"""After the first steps of an optimizer, so many of so many steps are followed."""
+"""After the first steps of an optimizer, so many of so many steps are followed: more often in the first 512."""
 
 _IDLE_PASSES: Final = 256
 """An optimizer that has not stepped for so many backward passes is not waited for."""
@@ -260,7 +261,7 @@ class GradientProbe:
     def _is_looking(self, state: _State) -> bool:
         if self._passes - state.passes >= _IDLE_PASSES:
             return False
-        every, length = _LATER
+        every, length = _SOON if state.steps < _LATER[0] else _LATER
         return state.steps < _FIRST_STEPS or state.steps % every < length
 
 
