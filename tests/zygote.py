@@ -105,9 +105,15 @@ def run_apart(*jobs: Job) -> list[Ending]:
 
 def _collect(jobs: tuple[Job, ...], codes: list[int]) -> list[Ending]:
     return [
-        Ending(code, (job.folder / "stdout").read_text(), (job.folder / "stderr").read_text(), job.folder)
+        Ending(code, _take(job.folder / "stdout"), _take(job.folder / "stderr"), job.folder)
         for job, code in zip(jobs, codes, strict=True)
     ]
+
+
+def _take(path: Path) -> str:
+    text = path.read_text()
+    path.unlink()
+    return text
 
 
 # ---------------------------------------------------------------- the side that forks
