@@ -99,6 +99,9 @@ def test_steps_of_one_loop_may_run_in_any_thread_of_a_pool(tmp_path):
         for worker in workers:
             worker.start()
         turns[0].set()
+        turns[3].wait(10)
+        with torch.no_grad():
+            model(torch.ones(1, 4))  # from outside, perhaps in the middle of a step
         for worker in workers:
             worker.join()
     assert count_steps(run.path) == 6

@@ -55,9 +55,14 @@ class Roots:
             if not owner.thread:
                 self._callers[id(module)] = get_ident()
             return True
-        # A pool gives the steps of one loop to any of its threads: the step before is over, the model is the same.
-        if owner.has_rivals or not recorder.closing or id(module) not in recorder.registry.modules:
-            owner.has_rivals = owner.has_rivals or (module.training and torch.is_grad_enabled())
+        if not (module.training and torch.is_grad_enabled()):
+            return False  # a look at the model from outside the loop
+        # A pool gives the steps of one loop to any of its threads: no step has begun, and the model is the same.
+        has_begun = recorder.in_backward or (
+            not recorder.closing and (recorder.losses or recorder.flight.calls)
+        )
+        if owner.has_rivals or has_begun or id(module) not in recorder.registry.modules:
+            owner.has_rivals = True
             return False
         owner.hand_to_me()
         return True
