@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 _WARM_UP = {"mlp": 1300, "cnn": 24, "gpt": 22}
 """Steps before the timing. The doctor looks closer at the first hundreds, which shows on steps of a millisecond."""
 _MOST_STEPS = 2000
+_SETTLING = 4
+"""Steps after a switch that are not timed, fewer where a block is shorter: they find the caches of the other side, and
+clew looks closer at what comes first."""
+_SHORT_BLOCKS = 3
+"""Blocks of several steps are short, so that a machine whose speed changes within seconds hits both sides alike, and
+there are so many times as many of them."""
 
 
 class Spent(NamedTuple):
@@ -63,6 +69,7 @@ def measure(name: str, mode: Mode, *, rounds: int) -> Cost:
                 training.step()
             watch.pause()
             block = _choose_block(training, mode.block_seconds)
+            rounds *= _SHORT_BLOCKS if block > 1 else 1
             pairs = [
                 _time_round(training, watch, block, plain_first=bool(index % 2)) for index in range(rounds)
             ]
@@ -71,9 +78,12 @@ def measure(name: str, mode: Mode, *, rounds: int) -> Cost:
 
 def _choose_block(training: Training, seconds: float) -> int:
     training.step()
-    start = time.process_time()
-    training.step()
-    return max(1, min(_MOST_STEPS, round(seconds / (time.process_time() - start))))
+    spent = []
+    for _ in range(3):
+        start = time.process_time()
+        training.step()
+        spent.append(time.process_time() - start)
+    return max(1, min(_MOST_STEPS, round(seconds / min(spent))))
 
 
 def _time_round(
@@ -87,7 +97,8 @@ def _time_round(
 
 
 def _time_block(training: Training, block: int) -> Spent:
-    training.step()  # the first step after a switch finds the caches of the other side
+    for _ in range(min(_SETTLING, block)):
+        training.step()
     wall, marks = time.perf_counter(), [time.process_time()]
     for _ in range(block):
         training.step()

@@ -15,7 +15,7 @@ class Mode:
     settings: dict[str, Any]
     limits: dict[str, float]
     has_updates: bool = False
-    block_seconds: float = 0.5
+    block_seconds: float = 0.2
     """A thinned recording is timed over many steps at once: most of its steps cost nothing, a few all of it."""
 
 
@@ -44,6 +44,6 @@ MODES = (
         {},
         {"mlp": 1.03, "cnn": 1.03, "gpt": 1.03},
         has_updates=True,
-        block_seconds=4.0,
+        block_seconds=1.5,
     ),
 )
