@@ -72,6 +72,31 @@ def test_identical_samples(judge, spelling):
     assert judged["D03"].step <= 2
 
 
+def test_a_state_to_begin_with_is_no_data(judge):
+    def unroll():
+        inner, outer = nn.Linear(6, 6), nn.Linear(8, 6)
+        optimizer = torch.optim.SGD([*inner.parameters(), *outer.parameters()], lr=0.05)
+        for _ in range(4):
+            state = torch.zeros(16, 6)
+            for _ in range(3):
+                state = torch.tanh(inner(state) + outer(torch.randn(16, 8)))
+            optimizer.zero_grad()
+            state.square().mean().backward()
+            optimizer.step()
+
+    def decode():
+        model, codes = nn.Linear(4, 8), torch.zeros(16, 4, requires_grad=True)
+        optimizer = torch.optim.SGD([*model.parameters(), codes], lr=0.05)
+        goal = torch.randn(16, 8)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(codes) - goal).square().mean().backward()
+            optimizer.step()
+
+    assert judge(unroll).ids == []
+    assert judge(decode).ids == []
+
+
 # ---------------------------------------------------------------- D04
 
 

@@ -134,6 +134,11 @@ def _is_graph(module: torch.nn.Module, given: Given) -> bool:
         others += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
     if any(_has_edges(leaf, nodes) for leaf in others):
         return True
+    ends = [
+        len(leaf) for leaf in others if leaf.dim() == 1 and leaf.dtype == torch.int64 and len(leaf) != nodes
+    ]
+    if len(ends) != len(set(ends)):
+        return True  # two lists of equal length: where the edges begin and where they end
     return given.is_repeated and given.first.dim() == 2 and _reads_globals(module, nodes)
 
 

@@ -171,7 +171,12 @@ class DataProbe:
         self._see_order(rows)
         together = [leaf for leaf in leaves if leaf.shape[0] == main.shape[0]]
         is_telling = rows.shape[1] >= _FEWEST_NUMBERS
-        if is_telling and self._equal < _MOST_NOTES and all(_has_equal_rows(leaf) for leaf in together):
+        if (
+            is_telling
+            and self._equal < _MOST_NOTES
+            and all(_has_equal_rows(leaf) for leaf in together)
+            and any(_varies(leaf) for leaf in together)
+        ):
             self._equal += 1
             name = self.recorder.registry.modules.get(id(module))
             self.recorder.note(
@@ -257,6 +262,13 @@ class DataProbe:
 def _is_data(leaf: torch.Tensor) -> bool:
     is_plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided and leaf.device.type != "meta"
     return is_plain and leaf.grad_fn is None and leaf.dim() > 0 and leaf.numel() > 0
+
+
+def _varies(leaf: torch.Tensor) -> bool:
+    """Return whether a sample holds different numbers: zeros and ones all over are a state to begin with, no data."""
+    with torch.no_grad():
+        first = leaf.detach()[0].reshape(-1)
+        return bool((first != first[:1]).any())
 
 
 def _has_equal_rows(leaf: torch.Tensor) -> bool:

@@ -78,8 +78,7 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
         "rows": targets.numel(),
         "mean": int(node._saved_reduction) == 1,
         "above": name_of(above),
-        # The logarithm of a sigmoid is that of a probability, but those of the classes do not add up to 1.
-        "is_log": not name_of(above).startswith("LogSigmoid") and has_logarithm(above),
+        "is_log": not _is_no_distribution(above, scores) and has_logarithm(above),
         "deviation": _find_deviation(scores),
     }
     if 0 < targets.numel() <= _MOST_ELEMENTS:
@@ -93,6 +92,12 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
             term["lowest"], term["highest"] = int(kept.min()), int(kept.max())
             term["same_as_input"] = _share_of_inputs(targets, valid, operands.tokens)
     return term
+
+
+def _is_no_distribution(above: Any, scores: torch.Tensor) -> bool:
+    """Return whether logarithms are not those of the classes: of sigmoids, or of a softmax over another dimension."""
+    name = name_of(above)
+    return name.startswith("LogSigmoid") or (name == "LogSoftmax" and _find_deviation(scores) > 1e-2)
 
 
 def _find_deviation(scores: torch.Tensor) -> float:
