@@ -139,9 +139,9 @@ def test_a_terminal_completes_the_names_over_there(training):
     assert terminal.close() == 0
 
 
-def test_a_training_that_has_ended_does_not_listen(tmp_path, monkeypatch, capsys):
-    process = start(tmp_path, "-m", "clew", "run", "--no-status", "--name", "run", "train.py")
-    process.communicate(timeout=300)
+def test_a_training_that_has_ended_does_not_listen(zygote, tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text(TRAIN)
+    zygote.clew(tmp_path, "run", "--no-status", "--name", "run", "train.py")
     monkeypatch.chdir(tmp_path)
     assert main(["pause", "run"]) == 2
     assert "this training does not listen" in capsys.readouterr().err

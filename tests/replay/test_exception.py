@@ -1,8 +1,5 @@
 """The card of an exception: path, shapes, values and a plain sentence, and nothing that could fail again."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -180,18 +177,12 @@ def test_a_file_that_is_no_card_is_passed_over(tmp_path):
     assert read_exception(tmp_path) is None
 
 
-def test_a_script_gets_the_card_after_its_own_traceback(tmp_path):
+def test_a_script_gets_the_card_after_its_own_traceback(zygote, tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\nmodel = torch.nn.Linear(4, 3)\nx = torch.ones(2, 5)\nmodel(x).sum().backward()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "clew", "run", "--no-status", "--out", "runs", "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
+    done = zygote.clew(tmp_path, "run", "--no-status", "--out", "runs", "train.py")
+    assert done.code == 1
     assert done.stdout == ""
     own, _, card = done.stderr.partition("clew: ")
     assert own.startswith("Traceback")

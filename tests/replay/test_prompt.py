@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -50,14 +48,12 @@ print(f(torch.ones(2)))
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def project(zygote, tmp_path_factory):
     """Return a folder with a script and the run of it."""
     folder = tmp_path_factory.mktemp("prompt")
     (folder / "train.py").write_text(TRAIN)
-    words = [sys.executable, "-m", "clew", "run", "--no-status", "--name", "run", "train.py"]
-    subprocess.run(
-        words, cwd=folder, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    done = zygote.clew(folder, "run", "--no-status", "--name", "run", "train.py")
+    assert done.code == 0, done.stderr
     return folder
 
 
