@@ -1,0 +1,49 @@
+"""Probes of a loop that goes on and on rest; what is new in it wakes them."""
+
+import torch
+from torch import nn
+
+import clew
+
+
+def train(model, optimizer, steps):
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_fault_that_begins_after_hundreds_of_steps_is_still_seen(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with clew.watch(model, optimizer, out=str(tmp_path), name="run", every=50, snapshots="off") as run:
+        train(model, optimizer, 306)
+        recorder = run._recording.session.recorder
+        resting = [recorder.on_root, recorder.on_pass]
+        assert not any(resting)
+        model.eval()
+        train(model, optimizer, 4)
+        assert all(resting)
+        with torch.no_grad():
+            nn.functional.mse_loss(model(torch.randn(4, 6)), torch.zeros(4, 2))
+        model.train()
+        train(model, optimizer, 6)
+        assert not any(resting)
+        torch.save({"model": model.state_dict()}, tmp_path / "weights.pt")
+    opened = clew.open_run(run.path)
+    assert not opened.faults()
+    assert [note["step"] for note in opened.notes("step-in-eval")] == [306, 307, 308]
+    assert [note["at"] for note in opened.notes("evaluation")] == [310]
+
+
+def test_weights_that_were_kept_long_ago_are_known_again(tmp_path):
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with clew.watch(model, optimizer, out=str(tmp_path), name="run", every=50, snapshots="off") as run:
+        train(model, optimizer, 320)
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        train(model, optimizer, 10)
+        torch.save(kept, tmp_path / "weights.pt")
+    (note,) = clew.open_run(run.path).notes("stale-checkpoint")
+    assert (note["problem"], note["from"], note["behind"]) == ("an earlier state", 319, 9)
