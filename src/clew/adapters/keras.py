@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from clew.compare.weight_import import ImportReport
 
-__all__ = ["Recording", "import_weights", "watch"]
+__all__ = ["Recording", "callback", "import_weights", "watch"]
 
 
 def watch(model: Any, *, name: str = "keras", out: str | None = None) -> Recording:
@@ -26,9 +26,27 @@ def watch(model: Any, *, name: str = "keras", out: str | None = None) -> Recordi
             y = model(x)
             run.step(model, loss=loss)
 
-    Layers are seen where they are called with numbers; inside ``fit``, where Keras compiles, nothing is.
+    ``model.fit(x, y, callbacks=[clew.adapters.keras.callback(run)])`` records each batch of a training. With JAX and
+    torch gradients at the layers' outputs are seen too; with other back ends layers are seen only where they are called
+    with numbers, which ``fit`` does with ``run_eagerly=True``.
     """
     return Recording(_adapter().KerasCapture(model), name=name, out=out)
+
+
+def callback(run: Recording) -> Any:
+    """Return a callback for ``fit`` that ends a step of a recording with each batch."""
+    callbacks = _adapter().load_keras().callbacks
+
+    class EndSteps(callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            del batch, logs
+            run.begin(self.model)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            del batch, logs
+            run.step(self.model)
+
+    return EndSteps()
 
 
 def import_weights(

@@ -76,6 +76,10 @@ class Recording:
         self._capture.stop()
         self._opened().close()
 
+    def begin(self, model: Any) -> None:
+        """Begin a step whose end comes after the update: the parameters are recorded as they are now."""
+        self._before = self._capture.parameters(model)
+
     def step(
         self,
         model: Any,
@@ -86,14 +90,17 @@ class Recording:
     ) -> None:
         """End a step: what was seen since the last one, the parameters as they are, and the gradients if given.
 
-        Call it before the optimizer changes the parameters.
+        Call it before the optimizer changes the parameters, or ``begin`` before it does.
         """
         rows: dict[Any, Any] = dict(self._capture.take())
-        parameters = self._capture.parameters(model)
+        parameters = self._before or self._capture.parameters(model)
+        self._before = {}
         rows |= {(name, "param"): value for name, value in parameters.items()}
         if grads is not None:
             rows |= {(name, "grad"): value for name, value in self._capture.gradients(grads).items()}
         numbers = dict(scalars or {})
+        seen = rows.pop(("loss", "loss"), None)
+        loss = seen if loss is None else loss
         if loss is not None:
             numbers["loss"] = float(np.asarray(loss))
         self._opened().put(rows, scalars=numbers, types=self._capture.types)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from clew.capture.jax_tap import hand_out, tap
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -86,7 +88,7 @@ class JaxCapture:
     def _see_batch(self, args: tuple[Any, ...]) -> None:
         for index, leaf in enumerate(jax.tree_util.tree_leaves(args)):
             if isinstance(leaf, (jax.Array, np.ndarray)):
-                self._hand_out(leaf, self._next(), f"batch.{index}", "batch")
+                hand_out(leaf, self._keeper(self._next(), f"batch.{index}", "batch"))
 
     def _see(self, name: str, result: Any) -> Any:
         leaves, tree = jax.tree_util.tree_flatten(result)
@@ -103,29 +105,14 @@ class JaxCapture:
 
     def _tap(self, value: jax.Array, site: str) -> jax.Array:
         order = self._next()
-        is_float = jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
+        return tap(value, self._keeper(order, site, "output"), self._keeper(order, site, "grad_output"))
 
-        @jax.custom_vjp
-        def same(x: jax.Array) -> jax.Array:
-            return x
-
-        def forward(x: jax.Array) -> tuple[jax.Array, None]:
-            return x, None
-
-        def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-            self._hand_out(gradient, order, site, "grad_output")
-            return (gradient,)
-
-        same.defvjp(forward, backward)
-        self._hand_out(value, order, site, "output")
-        return same(value) if is_float else value
-
-    def _hand_out(self, value: Any, order: int, site: str, kind: str) -> None:
+    def _keeper(self, order: int, site: str, kind: str) -> Callable[[Any], None]:
         def keep(array: Any) -> None:
             with self._lock:
                 self._rows[order, site, kind] = _as_numpy(array)
 
-        jax.debug.callback(keep, value)
+        return keep
 
 
 def find_modules(module: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:

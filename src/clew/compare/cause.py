@@ -167,7 +167,7 @@ def _say_samples(case: StepCase) -> str:
     if not a or not b:
         return ""
     if a == b:
-        return ", though they are made of the same samples of the data set"
+        return ", though they are made of the same samples of the data set: what is done to them is not the same, or random"
     if len(a) != len(b):
         return f": {len(a)} samples in a and {len(b)} in b"
     if sorted(a) == sorted(b):
@@ -262,7 +262,8 @@ def _look_at_loss(case: StepCase) -> Origin | None:
         cause, told = "argument", "an argument of the loss function, or targets that were not recorded"
     else:
         # An argument would have shown in the steps before.
-        cause, told = "data", "the losses before were equal, so it is the targets, which were not recorded"
+        told = "the losses before were equal, so it is the targets, or what else the loss is made of"
+        cause, told = "data", f"{told}, which was not recorded"
     reason += f": {told}"
     if row >= 0:
         return case.origin(row, "loss", cause, reason)
