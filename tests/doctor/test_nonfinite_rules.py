@@ -37,18 +37,19 @@ def images_with_infinity():
     fit(model, (x, torch.randint(0, 2, (64,))), batch=16, steps=8)
 
 
-def targets_with_nan():
+def bad_target(value, loss):
     x, _ = blobs()
     y = x.sum(1, keepdim=True)
-    y[100] = NAN
-    fit(mlp(classes=1), (x, y), loss=F.mse_loss, lr=1e-3, steps=8)
+    y[100] = value
+    fit(mlp(classes=1), (x, y), loss=loss, lr=1e-3, steps=6)
 
 
 BATCHES = {
     "one feature": lambda: fit(mlp(), change=spoil(4, NAN)),
     "from a loader": loader_with_nan,
     "infinite pixel": images_with_infinity,
-    "targets": targets_with_nan,
+    "targets": lambda: bad_target(NAN, F.mse_loss),
+    "an infinite target": lambda: bad_target(INF, lambda out, y: (out - y).abs().mean()),
 }
 
 

@@ -89,9 +89,12 @@ def _from_verdict(verdict: dict[str, Any]) -> Trouble:
     is_inf = any(isinstance(value, (int, float)) and math.isinf(value) for value in values)
     # A user's own optimizer computes like a model does: what it spoils first tells it apart.
     is_update = verdict["phase"] == "forward" and str(verdict.get("symptom", "")).startswith("parameter")
+    # An operand that nothing has computed and that is bad already was given so: a target, a weight of a sample.
+    given_bad = [each for each in inputs if each.get("nan") or each.get("inf")]
+    is_given = verdict["phase"] == "forward" and any(each.get("role", "computed") == "" for each in given_bad)
     return Trouble(
         step=verdict["step"],
-        phase="optimizer" if is_update else verdict["phase"],
+        phase="optimizer" if is_update else "data" if is_given else verdict["phase"],
         site=verdict.get("site", ""),
         source=f"{source['file']}:{source['line']}" if source.get("file") else "",
         hint=verdict.get("hint", ""),
