@@ -167,7 +167,7 @@ def _say_samples(case: StepCase) -> str:
     if not a or not b:
         return ""
     if a == b:
-        return ", though they are made of the same samples of the data set: what is done to them is not the same, or random"
+        return ", though they are made of the same samples of the data set: what is done to them differs, or is random"
     if len(a) != len(b):
         return f": {len(a)} samples in a and {len(b)} in b"
     if sorted(a) == sorted(b):
