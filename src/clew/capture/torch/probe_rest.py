@@ -92,10 +92,12 @@ class Rest:
         if not module.training or not torch.is_grad_enabled():
             return False
         root = self._roots.get(id(module))
-        if root is None or root() is not module:
-            self._roots[id(module)] = weakref.ref(module)
-            return False
-        return True
+        if root is not None and root() is module:
+            return True
+        if next(module.parameters(), None) is None:
+            return True  # a criterion: many loops make a new one in every step
+        self._roots[id(module)] = weakref.ref(module)
+        return False
 
     def _see_batch(self, iterator: Any, batch: Any) -> None:
         key = id(getattr(iterator, "_dataset", None))
