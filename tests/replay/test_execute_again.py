@@ -71,6 +71,22 @@ for number, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(80, 4)), batc
     loss.backward()
     if number % 2: optimizer.step(); optimizer.zero_grad()
 """,
+    "counters and a hidden state": HEAD
+    + """
+def train(rows, seen=0):
+    model, hidden = nn.RNNCell(4, 4), torch.zeros(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for step, row in enumerate(rows):
+            seen += 1
+            hidden = model(row * (step + 1) / seen, hidden)
+            optimizer.zero_grad()
+            (hidden * (epoch + 1)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0 if step % 2 else 0.1)
+            optimizer.step()
+            hidden = hidden.detach()
+train(torch.randn(4, 6, 4))
+""",
     "a scaler": HEAD
     + """
 model = nn.Linear(4, 1)
@@ -127,8 +143,9 @@ def test_batches_changed_in_place_are_copied_once_that_is_seen(tmp_path):
     assert again.exactness == "identical"  # from the start, where a batch was gone before it was written
 
 
-def test_a_counter_in_the_loop_makes_the_jump_diverge_and_the_start_is_taken(tmp_path):
-    script = LOOPS["drawn by hand"].replace("for _ in", "for step in").replace("(x)", "(x * (step + 1))")
+def test_what_the_loop_keeps_to_itself_makes_the_jump_diverge_and_the_start_is_taken(tmp_path):
+    script = LOOPS["drawn by hand"].replace("for _ in", "turns = iter(range(9, 99))\nfor _ in")
+    script = script.replace("(x)", "(x * next(turns))")
     run = record(script, tmp_path, "--snapshots", "every:4")
     again = execute_again(run, 6)
     assert (again.exactness, again.way) == ("identical", "start")

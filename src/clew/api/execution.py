@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clew.api.world import FAILED, World
 from clew.replay.exactness import COMPARED_KINDS, Recorded
 from clew.replay.process import Child, run_in_child
+from clew.replay.turns import compile_with_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ def _act(
             stages[0].end(error)
 
     os.environ.update(world.describe(plan.rank))
-    outcome = _run_script(plan.run, begin, end)
+    outcome = _run_script(plan, begin, end)
     error = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error is not None else ""
     end(error)
     if answers:
@@ -91,17 +92,20 @@ def _act(
     return error
 
 
-def _run_script(run: Run, begin: Callable[..., TorchSession], end: Callable[[str], None]) -> Outcome:
+def _run_script(plan: Plan, begin: Callable[..., TorchSession], end: Callable[[str], None]) -> Outcome:
     """Run the recorded command in this process, which is a copy made for it."""
     from clew.api.import_hook import call_after_import
     from clew.api.repeated import Again
     from clew.api.script import execute, load_module, load_script
 
-    info = run.info
+    run, info = plan.run, plan.run.info
     os.chdir(info.cwd)
     _set_environment(run)
     target, *argv = info.command
     program = load_module(target) if info.is_module else load_script(target)
+    file = str(program.main.get("__file__"))
+    if plan.snapshot is not None and file.endswith(".py"):
+        program = program._replace(load=partial(compile_with_turns, file))
     # In a script of clew run every clew.watch stays silent; in any other the recorded one begins the execution.
     Again(info.watch, run.path, begin, end).install()
     if not info.watch:

@@ -19,6 +19,7 @@ from clew.capture.torch import snapshot_state as states
 from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.randomness import RandomBytes
+from clew.replay.turns import restore_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,8 +133,9 @@ class Jump:
             "GradScaler", self._companions.scalers, self.state.get("scalers", [])
         ):
             if state:
-                scaler.load_state_dict(state)
+                states.restore_scaler(scaler, state)
         self._restore_ahead()
+        restore_names(self.state.get("names", []), self._load("names"))
         unpack_random(self.state["random"], self._load("random")).restore()
 
     def _load(self, name: str) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ from clew.capture.torch import snapshot_state as states
 from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.randomness import RandomBytes, RandomStates
+from clew.capture.torch.snapshot_names import pack_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -413,13 +414,15 @@ class SnapshotLens:
             "optimizers": [states.pack_optimizer(each, str(i), moments) for i, (each, _) in enumerate(used)],
             "stepped": [index for index, (_, serial) in enumerate(used) if serial == self.recorder.serial],
             "schedulers": [states.describe_numbers(each) for each in self._companions.schedulers],
-            "scalers": [each.state_dict() for each in self._companions.scalers],
+            "scalers": [states.describe_scaler(each) for each in self._companions.scalers],
             "modules": states.describe_modules(self.recorder.registry),
             "has_loader": self.recorder.flight.has_loader,
         }
         randoms: dict[str, torch.Tensor] = {}
         state["random"] = pack_random(random, "random", randoms)
-        found = {"weights": weights, "optimizer": moments, "random": randoms}
+        variables: dict[str, torch.Tensor] = {}
+        state["names"] = pack_names(self.recorder.registry, variables, with_tensors=bool(self._keep_batches))
+        found = {"weights": weights, "optimizer": moments, "random": randoms, "names": variables}
         if self._keep_batches and self._ahead:
             batches: dict[str, torch.Tensor] = {}
             state["ahead"] = [

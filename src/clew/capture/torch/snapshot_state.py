@@ -143,6 +143,24 @@ def describe_numbers(thing: Any) -> dict[str, Any]:
     }
 
 
+def describe_scaler(scaler: Any) -> dict[str, Any]:
+    """Return the state of a gradient scaler, and whether it has found infinities that its update will act on."""
+    found = [float(each) for each in _found_infinities(scaler)]
+    return {**scaler.state_dict(), "found_inf": found}
+
+
+def restore_scaler(scaler: Any, state: dict[str, Any]) -> None:
+    """Put a gradient scaler into a described state."""
+    scaler.load_state_dict({key: value for key, value in state.items() if key != "found_inf"})
+    for tensor, value in zip(_found_infinities(scaler), state.get("found_inf", ()), strict=False):
+        tensor.fill_(value)
+
+
+def _found_infinities(scaler: Any) -> list[torch.Tensor]:
+    known = getattr(scaler, "_per_optimizer_states", {}).values()
+    return [tensor for each in known for tensor in each["found_inf_per_device"].values()]
+
+
 def pack_optimizer(
     optimizer: torch.optim.Optimizer, name: str, tensors: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
