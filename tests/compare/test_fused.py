@@ -150,12 +150,11 @@ def test_checkpoints_are_compared_by_slices(tmp_path, turned, interleaved, capsy
         }  # fmt: skip
 
 
-def train(model, folder, name, *, steps=2):
+def train(model, folder, name, *, steps=2, **settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(3)
-    with clew.watch(
-        model, optimizer, out=str(folder), name=name, budget="off", status=False, doctor=False
-    ) as run:
+    chosen = {"budget": "off", "status": False, "doctor": False, **settings}
+    with clew.watch(model, optimizer, out=str(folder), name=name, **chosen) as run:
         for _ in range(steps):
             optimizer.zero_grad()
             model(torch.randn(3, 5, WIDTH)).square().mean().backward()
@@ -173,6 +172,17 @@ def test_runs_are_compared_by_the_statistics_of_the_whole(tmp_path, turned, inte
     assert not found.only_b
     assert len(found.alignment.fused) == 6
     assert any("compared as a whole, by statistics, and 5 more such" in note for note in found.notes)
+
+
+def test_snapshots_of_runs_are_compared_by_slices(tmp_path):
+    for name, model in zip("ab", make_pair(turned=True), strict=True):
+        train(model, tmp_path, name, snapshots="every:1")
+    found = clew.diff_checkpoints(*(tmp_path / name / "rank0" / "snapshots" / "step-000001" for name in "ab"))
+    compared = {change.name for change in found.changed} | set(found.unchanged)
+    assert {f"blocks.1.{part}_proj.weight" for part in "qkv"} <= compared
+    assert {change.verdict for change in found.changed} <= {"rounding"}
+    assert not found.only_a
+    assert not found.only_b
 
 
 def test_a_fused_weight_that_differs_is_named_with_what_cannot_be_known(tmp_path):
