@@ -370,7 +370,7 @@ class SnapshotLens:
     ) -> None:
         """Copy everything that a step depends on, and have it written; by default that is how things are now."""
         started, written = perf_counter(), self.writer.cpu_seconds
-        sources, state = self._collect(random or self._peek(), buffers or {})
+        sources, state = self._collect(random, buffers or {})
         size = sum(_size(tensor) for tensors in sources.values() for tensor in tensors.values())
         if size > self._limit // 2:
             self.off = (
@@ -404,7 +404,7 @@ class SnapshotLens:
         self._cost, self._size = copying + writing, size
 
     def _collect(
-        self, random: RandomBytes, buffers: dict[int, torch.Tensor]
+        self, random: RandomBytes | None, buffers: dict[int, torch.Tensor]
     ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
         named = states.name_tensors(self.recorder.registry)
         weights = {name: buffers.get(id(tensor), tensor) for name, tensor in named}
@@ -419,9 +419,12 @@ class SnapshotLens:
             "has_loader": self.recorder.flight.has_loader,
         }
         randoms: dict[str, torch.Tensor] = {}
-        state["random"] = pack_random(random, "random", randoms)
+        state["random"] = pack_random(random or self._peek(), "random", randoms)
         variables: dict[str, torch.Tensor] = {}
-        state["names"] = pack_names(self.recorder.registry, variables, with_tensors=bool(self._keep_batches))
+        if random is None:  # in the middle of a step the loop's variables are not those it began with
+            state["names"] = pack_names(
+                self.recorder.registry, variables, with_tensors=bool(self._keep_batches)
+            )
         found = {"weights": weights, "optimizer": moments, "random": randoms, "names": variables}
         if self._keep_batches and self._ahead:
             batches: dict[str, torch.Tensor] = {}
