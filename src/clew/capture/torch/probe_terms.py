@@ -203,7 +203,7 @@ def _has_grown(edge: tuple[Any, int], size: int, shape: tuple[int, ...], operand
     if size in operands.sizes:
         return count(shape) == size * size
     given = _find_output(edge[0], operands)
-    if given is None or not given[0] > 1:
+    if not given or not given[0] > 1:
         return False
     own = shape_of(*edge)
     if own is None or own[:1] != given[:1]:
