@@ -297,8 +297,10 @@ def test_everything_cut_is_told_at_once(judge):
             opt.step()
 
     judged = judge(loop)
-    assert judged.ids == ["L08"], judged
-    assert judged["L08"].step <= 2
+    # The loss hangs on a tensor of its own, so the cause is the loss; that nothing in the model learns follows from it.
+    assert judged.ids == ["L06"], judged
+    assert [each.id for each in judged["L06"].explains] == ["L08"]
+    assert judged["L06"].step <= 2
 
 
 # ---------------------------------------------------------------- right, though it looks like one of these
