@@ -168,6 +168,14 @@ SCRIPTS = {
         print("end of script")
         sys.exit(2)
     """,
+    "pool that nobody shuts down": """
+        import time
+        from concurrent.futures import ThreadPoolExecutor
+        pool = ThreadPoolExecutor(2)
+        pool.submit(print, "at once").result()
+        pool.submit(lambda: (time.sleep(0.2), print("late")))
+        print("end of main")
+        """,
     "thread that outlives main": """
         import threading, time
         def late():

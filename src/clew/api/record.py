@@ -144,8 +144,14 @@ def open_post_mortem(error: BaseException, stops: Stops, recording: Recording) -
 
 
 def _await_threads() -> None:
-    """Wait for the script's own threads, as Python does before it ends: they may still be training."""
+    """Wait for the script's own threads, as Python does before it ends: they may still be training.
+
+    Threads of a pool wait for work for ever; Python first has the pools send theirs home.
+    """
     with contextlib.suppress(KeyboardInterrupt):
+        for send_home in reversed(getattr(threading, "_threading_atexits", ())):
+            with contextlib.suppress(Exception):  # it is called again when Python ends, and may fail then
+                send_home()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
