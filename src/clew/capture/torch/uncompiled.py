@@ -24,6 +24,9 @@ _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 _marked: set[str] = set()
 
+_INSIDE_GRAPHS = ("clew.api.taps", "clew.api.media", "clew.capture.torch.taps", "clew.capture.torch.check")
+"""Prints, checks and taps stand in the user's own code, and are compiled with it."""
+
 
 class Uncompiled:
     """Marks clew's functions as soon as somebody compiles."""
@@ -51,10 +54,12 @@ def _make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mark_own_functions() -> None:
-    """Tell the compiler to run the functions of all loaded modules of clew as they are."""
+    """Tell the compiler to run the functions of clew's loaded modules as they are."""
     mark = _find_mark()
-    fresh = [name for name in list(sys.modules) if name.startswith("clew.") and name not in _marked]
-    for name in fresh:
+    ours = [name for name in list(sys.modules) if name.startswith("clew.")]
+    for name in ours:
+        if name in _marked or name.startswith(_INSIDE_GRAPHS):
+            continue
         _marked.add(name)
         for code in _list_codes(sys.modules[name]):
             mark(code)
