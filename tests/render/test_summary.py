@@ -49,3 +49,10 @@ def test_what_came_after_the_last_step_is_said_and_not_counted():
     ):
         assert f"clew: {words}\n" in format_summary(Path("runs/a"), steps=3, rest=rest)
     assert "no model was called" not in format_summary(Path("runs/a"), steps=0, rest="evaluation")
+
+
+def test_the_cost_of_a_short_run_is_put_into_proportion():
+    short = format_summary(Path("runs/a"), steps=12, cost_share=3.01)
+    assert "12 steps, cost of clew 301.0 % (a short run: the first steps are recorded in full)\n" in short
+    assert "short run" not in format_summary(Path("runs/a"), steps=1200, cost_share=3.01)
+    assert "short run" not in format_summary(Path("runs/a"), steps=12, cost_share=0.02)

@@ -16,6 +16,10 @@ _NO_STEP: Final = (
     "torchrun … -m clew run train.py, or clew.watch in the function that is spawned"
 )
 
+_SHORT_RUN: Final = 100
+_NOTICEABLE: Final = 0.1
+"""A cost that would worry people, where it stands for the first steps and not for the training."""
+
 _REST: Final = {"": "", "evaluation": " and an evaluation", "step": " and one that did not end"}
 
 
@@ -45,7 +49,10 @@ def format_summary(
     if recorded_steps is not None and recorded_steps < steps:
         facts.append(f"{format_integer(recorded_steps)} of them in full")
     facts += [f"last loss {format_number(loss)}"] if loss is not None else []
-    facts += [f"cost of clew {format_share(cost_share)}"] if cost_share is not None else []
+    if cost_share is not None:
+        is_short = steps < _SHORT_RUN and cost_share > _NOTICEABLE
+        why = " (a short run: the first steps are recorded in full)" if is_short else ""
+        facts.append(f"cost of clew {format_share(cost_share)}{why}")
     lines.append(", ".join(facts))
     lines += [] if steps or rest else [_NO_STEP]
     lines += [f"worst site: {worst_site}"] if worst_site else []
