@@ -1,5 +1,6 @@
 """A program on a terminal of its own, as a person would have it."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -59,6 +60,18 @@ class Pty:
         # A piece may hold more than the text: what follows belongs to the next call.
         self._read = self.shown.index(text, start) + len(text)
         return self.shown[start : self._read]
+
+    def interrupt(self, text):
+        """Press Ctrl-C until a text appears, as a person would.
+
+        Python asks for lines with readline, and sees a Ctrl-C that comes while readline handles other keys only with
+        the next key.
+        """
+        for _ in range(150):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                return self.wait_for(text, seconds=2.0)
+        return self.wait_for(text, seconds=0)
 
     def type(self, text):
         os.write(self._main, text.encode())
