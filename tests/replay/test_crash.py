@@ -93,10 +93,12 @@ def test_a_hang_and_a_request_write_stacks_and_the_run_goes_on(run_script, tmp_p
         def asked():
             os.kill(os.getpid(), signal.SIGUSR1)
         def stuck():
-            return is_in_file("in asked", "in stuck")
+            return is_in_file("in stuck", "Timeout (0:00:00.500000)!")
         asked()
+        assert is_in_file("in asked", seconds=300)
         while not stuck():  # on a busy machine it may have counted as stuck before
             train(1)
+        time.sleep(2)  # the thread that says so looks four times in half a second
         train(1)
     """
     done, crash = run_script(text, "--hang-timeout", "0.5")

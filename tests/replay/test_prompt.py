@@ -85,6 +85,7 @@ def test_a_conversation_on_a_terminal(project):
     terminal.wait_for(">>> ")
     terminal.type("torch.rand(1).shape\n")
     terminal.wait_for("torch.Size([1])")
+    terminal.wait_for(">>> ")  # a Ctrl-D typed before the prompt would be lost
     terminal.type("\x04")
     terminal.wait_for("(clew) ")
     terminal.type("continue\n")

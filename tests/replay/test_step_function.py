@@ -1,7 +1,9 @@
 """Steps known as functions: ``@clew.step``, Lightning's, Hugging Face's; and a process instead of a fork."""
 
+import gc
 import importlib.util
 import json
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import clew
 from clew.api.replay import execute_again
 from clew.cli import main
 from clew.replay.process import run_in_child
+from clew.replay.reenter import make_call
 from clew.store.verdicts import read_verdicts
 
 MARKED = """
@@ -167,3 +170,20 @@ def test_nothing_is_explained_when_that_is_off_until_somebody_asks(tmp_path, cap
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["step"], verdict["source"]["line"]) == (2, line_of(MARKED))
     assert len(read_verdicts(run.path / "rank0")) == 1
+
+
+def test_functions_are_found_after_the_collector_was_frozen():
+    """Trainings freeze what they have loaded to spare the collector, which then knows no referrers."""
+
+    class Trainer:
+        def step(self, x, *rest, scale=1):
+            return make_call(sys._getframe()), x * scale
+
+    def inner(x):
+        return make_call(sys._getframe()), x
+
+    gc.freeze()
+    again, first = Trainer().step(3, scale=2)
+    assert again()[1] == first == 6
+    again, first = inner(4)
+    assert again()[1] == first == 4

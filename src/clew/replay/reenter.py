@@ -276,8 +276,36 @@ def make_call(frame: FrameType) -> Callable[[], object] | None:
     return lambda: function(*positional, **keywords)
 
 
-def _functions_of(code: Any, frame: FrameType) -> Iterator[types.FunctionType]:
-    """Yield functions with this code, those that share the frame's closure first."""
+def _functions_of(code: types.CodeType, frame: FrameType) -> Iterator[types.FunctionType]:
+    """Yield functions with this code, those that share the frame's globals first."""
     found = [thing for thing in gc.get_referrers(code) if isinstance(thing, types.FunctionType)]
     found.sort(key=lambda function: function.__globals__ is not frame.f_globals)
     yield from found
+    # After gc.freeze() the collector does not know what refers to what; names still do.
+    for thing in _things_of_this_name(code, frame):
+        for function in _unwrap(thing):
+            if function.__code__ is code:
+                yield function
+
+
+def _things_of_this_name(code: types.CodeType, frame: FrameType) -> Iterator[object]:
+    """Yield what a function may be known as: to its class, to its module, to the function that made it."""
+    name = code.co_name
+    if code.co_argcount and code.co_varnames[0] in frame.f_locals:
+        owner = frame.f_locals[code.co_varnames[0]]
+        for place in (*type(owner).__mro__, *(owner.__mro__ if isinstance(owner, type) else ())):
+            yield vars(place).get(name)
+    yield frame.f_globals.get(name)
+    caller = frame.f_back
+    while caller is not None:
+        yield caller.f_locals.get(name)
+        caller = caller.f_back
+
+
+def _unwrap(thing: object) -> Iterator[types.FunctionType]:
+    """Yield a function and those that its decorators keep inside it."""
+    while thing is not None:
+        thing = getattr(thing, "__func__", thing)
+        if isinstance(thing, types.FunctionType):
+            yield thing
+        thing = getattr(thing, "__wrapped__", None)
