@@ -168,7 +168,10 @@ class Breaker:
         """A forward that checkpointing repeats, one that is evaluated at the prompt, a forked copy: no stops there."""
         recorder = self.recorder
         return (
-            self._thread.is_busy or recorder.is_off() or bool(recorder.in_backward) or os.getpid() != self._pid
+            self._thread.is_busy
+            or recorder.is_off()
+            or bool(recorder.in_backward)
+            or os.getpid() != self._pid
         )
 
     def _call(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
