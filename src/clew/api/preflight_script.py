@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clew.api.preflight import check_can_copy, choose_checks
 from clew.errors import ClewError
 from clew.model.preflight import Check, Preflight
+from clew.views.source_line import from_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -144,7 +145,7 @@ class _Gate:
         assert self._guard is not None  # open() made all of them
         assert self._losses is not None
         self._guard.remove()
-        self.written = tuple(map(_shorten, filter(_is_kept, list(self._guard.written))))
+        self.written = tuple(map(from_here, filter(_is_kept, list(self._guard.written))))
         self._losses.remove()
         self._patches.undo()
         self._session.finish()
@@ -299,10 +300,3 @@ def _is_kept(path: str) -> bool:
     return where.exists() and (
         where.is_relative_to(Path.cwd()) or not where.is_relative_to(tempfile.gettempdir())
     )
-
-
-def _shorten(path: str) -> str:
-    """Return a path below the working directory as relative."""
-    with contextlib.suppress(ValueError):
-        return str(Path(path).relative_to(Path.cwd()))
-    return path

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from clew import logs
 from clew.api.recording import Recording
 from clew.api.repeated import describe_program, meet
+from clew.capture.frame_variables import variables_of
 from clew.capture.settings import load_settings
 from clew.errors import ClewError, UsageError
 
@@ -175,7 +176,7 @@ def _name_models(model: Any) -> list[tuple[str, Any]]:
     listed = list(model) if isinstance(model, (list, tuple)) else [model]
     frame = inspect.currentframe()
     caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
-    names = {id(value): name for name, value in (caller.f_locals.items() if caller is not None else ())}
+    names = {id(value): name for name, value in (variables_of(caller).items() if caller is not None else ())}
     return [(names.get(id(one), f"model{index}"), one) for index, one in enumerate(listed)]
 
 

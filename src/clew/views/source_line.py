@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 def from_here(source: str) -> str:
-    """Return ``src/train.py:41`` for a file under the working directory, and the whole path for any other."""
+    """Return ``src/train.py:41`` for a file under the working directory, and the whole path for any other.
+
+    The line may be left out.
+    """
     try:
         return str(Path(source).relative_to(Path.cwd()))
     except (ValueError, OSError):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from clew.capture.frame_variables import variables_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import FrameType
@@ -31,7 +33,7 @@ def find_owner(module: torch.nn.Module) -> Found:
     """
     name = ""
     for frame in user_frames():
-        for candidate, value in _named_values(frame.f_locals):
+        for candidate, value in _named_values(variables_of(frame)):
             if value is module:
                 name = name or candidate
             elif isinstance(value, torch.nn.Module) and _contains(value, module):
@@ -44,7 +46,7 @@ def find_holders(parameters: Iterable[torch.Tensor]) -> list[Found]:
     wanted = {id(parameter) for parameter in parameters}
     found: list[Found] = []
     for frame in user_frames():
-        for name, value in _named_values(frame.f_locals):
+        for name, value in _named_values(variables_of(frame)):
             if isinstance(value, torch.nn.Module) and any(id(p) in wanted for p in value.parameters()):
                 found.append(Found(value, "" if name == "self" else name))
     tops = {id(one.top): one for one in reversed(found)}

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from clew.capture.clock import CLEW
+from clew.capture.frame_variables import variables_of
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.uncompiled import uncompiled
 
@@ -225,7 +226,7 @@ def find_line(without: object = None) -> str:
     """Return ``file:line`` of the user's innermost line, before that of a library; ``without`` is no user."""
     fallback = ""
     for frame in user_frames():
-        if without is not None and frame.f_locals.get("self") is without:
+        if without is not None and variables_of(frame).get("self") is without:
             continue
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if not is_library(frame.f_code.co_filename):
@@ -242,7 +243,7 @@ def is_library(file: str) -> bool:
 def find_name(thing: object) -> str:
     """Return what the user's frames call an object, ``self.name`` included, or nothing."""
     for frame in user_frames():
-        names = dict(frame.f_locals)
+        names = dict(variables_of(frame))
         owner = names.pop("self", None)
         found = [str(name) for name, value in names.items() if value is thing]
         found += (

@@ -15,6 +15,7 @@ import torch
 import torch.jit._builtins
 import torch.nn.functional as F
 
+from clew.capture.frame_variables import variables_of
 from clew.capture.torch.probe_events import find_line
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Look:
         for _ in range(_MOST_FRAMES):
             if frame is None:
                 break
-            own = frame.f_locals.get("self")
+            own = variables_of(frame).get("self")
             if isinstance(own, torch.nn.Module):
                 if is_direct and type(own).__module__.startswith("torch."):
                     caller = own

@@ -142,6 +142,10 @@ class LossProbe:
     def _living_models(self) -> list[torch.nn.Module]:
         return [model for ref in self._models.values() if (model := ref()) is not None]
 
+    def _living_groups(self) -> list[dict[str, Any]]:
+        living = [entry.ref() for entry in self.optimizers.entries.values()]
+        return [group for optimizer in living if optimizer is not None for group in optimizer.param_groups]
+
     def _list_trees(self) -> list[torch.nn.Module]:
         trees = self.recorder.registry.living_trees()
         return [module for tree in trees if (module := tree.ref()) is not None]
@@ -175,16 +179,14 @@ class LossProbe:
             if term is not None:
                 self._terms.append(term)
                 if term.get("is_loss"):
-                    self._handles.append(node.register_prehook(_SignHook(term)))
+                    self._handles.append(node.register_prehook(DirectionHook(term, is_error=True)))
 
     def _is_adrift(self, nodes: list[Any], border: frozenset[int]) -> bool:
         """Return whether a loss comes from no model at all but from new tensors, such as ``torch.tensor(losses)``."""
         if any(node._sequence_nr() in border for node in nodes):
             return False
         leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-        living = [entry.ref() for entry in self.optimizers.entries.values()]
-        groups = [group for optimizer in living if optimizer is not None for group in optimizer.param_groups]
-        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        trained = {id(parameter) for group in self._living_groups() for parameter in group["params"]}
         own = {id(p) for model in self._living_models() for p in model.parameters()}
         return bool(leaves) and bool(trained & own) and not any(id(leaf) in trained | own for leaf in leaves)
 
@@ -199,27 +201,8 @@ class LossProbe:
     def _tell_direction(self) -> dict[str, Any]:
         """Return whether the optimizers of the models go up or down, and whether there are any."""
         own = {id(p) for model in self._living_models() for p in model.parameters()}
-        living = [entry.ref() for entry in self.optimizers.entries.values()]
-        groups = [group for optimizer in living if optimizer is not None for group in optimizer.param_groups]
-        ours = [group for group in groups if any(id(p) in own for p in group["params"])]
+        ours = [group for group in self._living_groups() if any(id(p) in own for p in group["params"])]
         return {"trained": bool(ours), "maximize": sorted({bool(group.get("maximize")) for group in ours})}
-
-
-class _SignHook:
-    """Keeps the sign of the gradient that reaches a term of the loss."""
-
-    __slots__ = ("term",)
-
-    def __init__(self, term: dict[str, Any]) -> None:
-        self.term = term
-
-    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
-        gradient = gradients[0] if gradients else None
-        if gradient is None or not gradient.numel() or is_functorch_wrapped_tensor(gradient):
-            return
-        with torch.no_grad():
-            low, high = float(gradient.min()), float(gradient.max())
-        self.term["sign"] = 1 if high > 0 else (-1 if low < 0 else 0)
 
 
 def _name_form(node: Any) -> str:

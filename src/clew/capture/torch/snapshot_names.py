@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.frame_variables import is_function, variables_of
 from clew.capture.torch import snapshot_state as states
+from clew.capture.torch.probe_events import is_library
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -18,11 +20,8 @@ _NUMBERS: Final = (bool, int, float)
 _MOST_NAMES: Final = 200
 _LARGEST_BYTES: Final = 256_000
 _MOST_BYTES: Final = 2_000_000
-_PACKAGES: Final = ("site-packages", "dist-packages")
-_OURS: Final = str(Path(__file__).resolve().parents[2]) + os.sep
-_TOOLS: Final = (_OURS, sys.prefix + os.sep, sys.base_prefix + os.sep, "<")
-_OPTIMIZED: Final = 0x1
-"""Mark of a code whose variables are no dictionary."""
+_TOOLS: Final = (sys.prefix + os.sep, sys.base_prefix + os.sep, "<")
+"""Where files lie that nobody calls a library, such as the program that started this one."""
 
 
 def user_frames(frame: FrameType | None) -> list[FrameType]:
@@ -30,7 +29,7 @@ def user_frames(frame: FrameType | None) -> list[FrameType]:
     found = []
     while frame is not None:
         name = frame.f_code.co_filename
-        if not any(part in name for part in _PACKAGES) and not name.startswith(_TOOLS):
+        if not is_library(name) and not name.startswith(_TOOLS):
             found.append(frame)
         frame = frame.f_back
     return found
@@ -55,9 +54,9 @@ def pack_names(
 
 
 def _list_variables(frame: FrameType) -> list[tuple[str, Any]]:
-    local = frame.f_locals
+    local = variables_of(frame)
     found = [(name, value) for name, value in local.items() if not name.startswith("__")][:_MOST_NAMES]
-    if type(local) is dict and frame.f_code.co_flags & _OPTIMIZED:
+    if type(local) is dict and is_function(frame):
         local.clear()  # a copy that Python keeps with the frame: it would hold on to what the user deletes
     return found
 
