@@ -1,22 +1,23 @@
 """``python -m benchmarks.doctor``: the doctor on trainings that are right and on trainings with one fault each.
 
-The trainings are those of the tests: loops that look strange and are right, and every fault in several spellings. The
-same runs go through torch-audit, which needs the model and the optimizer: it is given each optimizer as it is made and
-the model that its parameters belong to. Its rules are counted as right where they name the same fault.
+The trainings are those of the tests (see ``doctor_runs``), watched with the settings a user has. The same runs go
+through torch-audit, which needs the model and the optimizer: it is given each optimizer as it is made and the model
+that its parameters belong to. Its rules are counted as right where they name the same fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import gc
-import importlib
 import io
+import json
 import os
 import statistics
-import sys
 import tempfile
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,29 +25,12 @@ import torch
 import torch_audit
 
 import clew
+from benchmarks.doctor_runs import Training, list_faulty, list_healthy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_TESTS = Path(__file__).parent.parent / "tests" / "doctor"
-_HEALTHY = ("healthy_games", "healthy_steps", "healthy_data")
-_FAULTS = {
-    "test_loop_data": {
-        "EQUAL": "D03", "SAME": "D04", "SHARED": "D05", "OVERLAP": "D10", "SORTED": "D11", "MISMATCH": "D17",
-    },
-    "test_loop_modes": {
-        "EVAL_TRAINING": "M06", "TRAIN_VALIDATION": "M07", "EXTREME": "M16", "FEW_VALUES": "M19",
-        "GRAPH_IN_EVAL": "T02",
-    },
-    "test_loop_schedule": {
-        "EARLY": "O05", "SHORT": "O06", "REMADE": "O15", "RESEEDED": "P09", "MISUSED": "N05", "HALF": "N10",
-        "SLOW": "T05",
-    },
-    "test_loop_weights": {"SYMMETRIC": "M13", "MIXED": "M09", "LEAKING": "M18"},
-    "test_loop_gradients": {"STALE": "O01", "ERASED": "O02"},
-    "test_loop_targets": {"UNSHIFTED": "D15"},
-}  # fmt: skip
-"""Lists of spellings in the tests, and the rule that names the fault."""
+_RESULT = Path(__file__).parent / "results" / "doctor.json"
 
 _THEIRS = {
     "TA100": "N01 N02 D01", "TA102": "N06 O08", "TA103": "M11", "TA104": "M05 L08 M02", "TA105": "M11 M20",
@@ -63,75 +47,131 @@ class Verdict(NamedTuple):
     step: int | None
 
 
+@dataclass(frozen=True)
+class Score:
+    """What one tool said of all trainings."""
+
+    tool: str
+    healthy: list[tuple[Training, Verdict]]
+    faulty: list[tuple[Training, Verdict]]
+
+    @property
+    def false_errors(self) -> list[str]:
+        """The healthy trainings with an error."""
+        return [training.name for training, verdict in self.healthy if verdict.errors]
+
+    @property
+    def false_warnings(self) -> list[str]:
+        """The healthy trainings with a warning and no error."""
+        return [training.name for training, said in self.healthy if said.ids and not said.errors]
+
+    @property
+    def right(self) -> list[Verdict]:
+        """The verdicts on faulty trainings that hold the right rule."""
+        return [verdict for training, verdict in self.faulty if training.id in verdict.ids]
+
+    @property
+    def right_first(self) -> list[Verdict]:
+        """Those that name nothing before it."""
+        return [verdict for training, verdict in self.faulty if [training.id] == verdict.ids[:1]]
+
+    @property
+    def steps(self) -> float:
+        """The median number of steps until the right rule was known."""
+        steps = [verdict.step for verdict in self.right if verdict.step is not None]
+        return statistics.median(steps) if steps else float("nan")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers of the table, and what was wrong by name."""
+        return {
+            "tool": self.tool,
+            "false_errors": self.false_errors,
+            "false_warnings": self.false_warnings,
+            "right": len(self.right),
+            "right_first": len(self.right_first),
+            "median_steps": self.steps,
+            "missed": [
+                {"id": training.id, "name": training.name, "said": verdict.ids}
+                for training, verdict in self.faulty
+                if training.id not in verdict.ids
+            ],
+        }
+
+
 def main() -> int:
     """Run everything, print the table; the exit code is 1 when a healthy run has an error."""
+    args = _parse()
+    pick = slice(None, None, 6 if args.quick else 1)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    healthy = [each for each in list_healthy() if args.only in each.name][pick]
+    faulty = [each for each in list_faulty() if args.only in f"{each.id} {each.name}"][pick]
+    rules = sorted({each.id for each in faulty})
+    print(
+        f"clew {clew.__version__} and torch-audit 0.3.0 on {len(healthy)} healthy trainings and {len(faulty)} with "
+        f"a fault of {len(rules)} kinds\n\n"
+        f"{'':13}{'false errors':>13}{'false warnings':>15}{'right id':>12}{'and first':>10}{'steps to it':>12}"
+    )
+    judges = {"clew": _ask_clew, "torch-audit": _ask_torch_audit}
+    scores = [_judge(tool, judge, healthy, faulty) for tool, judge in judges.items()]
+    for each in scores[0].to_json()["missed"]:
+        print(f"    clew missed {each['id']} in {each['name']}: {' '.join(each['said']) or 'nothing'}")
+    for training, verdict in scores[0].healthy:
+        if verdict.ids:
+            print(f"    clew false {' '.join(verdict.ids)} in {training.name}")
+    if not (args.quick or args.only):
+        _write(scores, healthy=len(healthy), faulty=len(faulty), rules=rules)
+    return 1 if scores[0].false_errors else 0
+
+
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.doctor", description=__doc__)
     parser.add_argument(
         "--quick", action="store_true", help="every sixth training: a first look, not a result"
     )
-    pick = slice(None, None, 6 if parser.parse_args().quick else 1)
-    sys.path.insert(0, str(_TESTS))
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    healthy = [("", name, loop) for name, loop in _list_healthy()][pick]
-    faulty = list(_list_faults())[pick]
+    parser.add_argument("--only", default="", help="trainings whose rule and name hold this text")
+    return parser.parse_args()
+
+
+def _judge(
+    tool: str, judge: Callable[[Training], Verdict], healthy: list[Training], faulty: list[Training]
+) -> Score:
+    score = Score(tool, [(each, judge(each)) for each in healthy], [(each, judge(each)) for each in faulty])
     print(
-        f"clew {clew.__version__} and torch-audit 0.3.0 on {len(healthy)} healthy and {len(faulty)} faulty runs\n"
+        f"{tool:13}{len(score.false_errors):>13}{len(score.false_warnings):>15}"
+        f"{len(score.right):>6} / {len(faulty):<3}{len(score.right_first):>10}{score.steps:>12g}",
+        flush=True,
     )
-    print(f"{'':13}{'false errors':>13}{'false warnings':>15}{'right id':>10}{'steps to it':>12}")
-    worst = 0
-    for tool, judge in (("clew", _ask_clew), ("torch-audit", _ask_torch_audit)):
-        fine = [(name, judge(loop)) for _, name, loop in healthy]
-        ill = [(id, name, judge(loop)) for id, name, loop in faulty]
-        errors = sum(bool(verdict.errors) for _, verdict in fine)
-        others = sum(bool(verdict.ids) and not verdict.errors for _, verdict in fine)
-        right = [verdict for id, _, verdict in ill if id in verdict.ids]
-        steps = [verdict.step for verdict in right if verdict.step is not None]
-        middle = statistics.median(steps) if steps else float("nan")
-        print(f"{tool:13}{errors:>13}{others:>15}{len(right):>4} / {len(ill):<3}{middle:>12g}")
-        if tool == "clew":
-            worst = errors
-            _tell_wrong(fine, ill)
-    return 1 if worst else 0
+    return score
 
 
-def _tell_wrong(fine: list[tuple[str, Verdict]], ill: list[tuple[str, str, Verdict]]) -> None:
-    for name, verdict in fine:
-        if verdict.ids:
-            print(f"    false: {name}: {' '.join(verdict.ids)}")
-    for id, name, verdict in ill:
-        if id not in verdict.ids:
-            print(f"    missed: {id} {name}: {' '.join(verdict.ids) or 'nothing'}")
-
-
-def _list_healthy() -> list[tuple[str, Callable[[], Any]]]:
-    for module in _HEALTHY:
-        importlib.import_module(module)
-    return list(importlib.import_module("healthy_loops").LOOPS.items())
-
-
-def _list_faults() -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    for module, lists in _FAULTS.items():
-        for name, id in lists.items():
-            found = getattr(importlib.import_module(module), name)
-            pairs = found.items() if isinstance(found, dict) else [(each.__name__, each) for each in found]
-            yield from ((id, str(spelling), loop) for spelling, loop in pairs)
+def _write(scores: list[Score], **counts: Any) -> None:
+    result = {
+        "when": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
+        "clew": clew.__version__,
+        "torch": torch.__version__,
+        **counts,
+        "scores": [score.to_json() for score in scores],
+    }
+    _RESULT.parent.mkdir(exist_ok=True)
+    _RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Iterator[Path]:
+    """Give a folder of its own to a training, keep what it prints and what it raises."""
     gc.collect()
     torch.manual_seed(0)
     out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with contextlib.suppress(Exception), out, err:
-        yield
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Exception), out, err:
+        yield Path(folder)
 
 
-def _ask_clew(loop: Callable[[], Any]) -> Verdict:
-    with tempfile.TemporaryDirectory() as folder:
-        watch = clew.watch(out=folder, name="run", budget="off")
-        with _quiet(), watch:
-            loop()
+def _ask_clew(training: Training) -> Verdict:
+    with tempfile.TemporaryDirectory() as out:
+        watch = clew.watch(out=out, name="run")
+        with _quiet() as folder, watch:
+            training.run(folder)
         notes = clew.open_run(watch.path).notes("look")
         findings = [each for each in clew.diagnose(str(watch.path)).findings if each.severity != "info"]
     looks = [note["step"] for note in notes if findings and note["step"] >= findings[0].step]
@@ -139,7 +179,7 @@ def _ask_clew(loop: Callable[[], Any]) -> Verdict:
     return Verdict(ids, sum(each.severity == "error" for each in findings), (looks[0] + 1) if looks else None)
 
 
-def _ask_torch_audit(loop: Callable[[], Any]) -> Verdict:
+def _ask_torch_audit(training: Training) -> Verdict:
     auditors: list[Any] = []
     original = torch.optim.Optimizer.__init__
 
@@ -160,8 +200,8 @@ def _ask_torch_audit(loop: Callable[[], Any]) -> Verdict:
 
     torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign]
     try:
-        with _quiet():
-            loop()
+        with _quiet() as folder:
+            training.run(folder)
     finally:
         torch.optim.Optimizer.__init__ = original  # type: ignore[method-assign]
     found = []

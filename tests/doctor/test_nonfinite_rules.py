@@ -318,20 +318,21 @@ def scaled(spoiled, steps=30):
         scaler.update()
 
 
-def test_a_scaler_that_always_skips(judge):
-    assert judge(lambda: scaled(lambda step: True)).ids == ["N04"]
+SKIPPING = {
+    "always": lambda: scaled(lambda step: True),
+    "after a good start": lambda: scaled(lambda step: step > 10),
+    "until the scale has sunk": lambda: scaled(lambda step: step % 14, steps=60),
+}
 
 
-def test_a_scaler_that_skips_after_a_good_start(judge):
-    judged = judge(lambda: scaled(lambda step: step > 10))
+@pytest.mark.parametrize("spelling", SKIPPING)
+def test_a_scaler_that_skips(judge, spelling):
+    judged = judge(SKIPPING[spelling])
     assert judged.ids == ["N04"]
-    assert judged["N04"].step == 11
-
-
-def test_a_scaler_whose_scale_has_sunk(judge):
-    judged = judge(lambda: scaled(lambda step: step % 14, steps=60))
-    assert judged.ids == ["N04"]
-    assert judged["N04"].evidence["scale"] < 1e-3
+    if spelling == "after a good start":
+        assert judged["N04"].step == 11
+    if spelling == "until the scale has sunk":
+        assert judged["N04"].evidence["scale"] < 1e-3
 
 
 def test_a_scaler_that_finds_its_scale(judge):
