@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 
 from clew.capture.process_copy import fall_silent, write_all
+from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_change import Given, find_leak, find_mixing, is_next_token
 from clew.capture.torch.probe_events import is_library
@@ -38,6 +39,7 @@ _LAST_SECONDS: Final = 5.0
 _MOST_MODELS: Final = 3
 _MOST_BYTES: Final = 4 << 20
 _ROWS: Final = 8
+_GLANCE: Final = 16
 _MOST_NODES: Final = 120
 _CLASSES: Final = ("NllLossBackward0", "NllLoss2DBackward0")
 
@@ -111,11 +113,11 @@ class AgainProbe:
         if leaf.dtype == torch.int64 and leaf.dim() == 2:
             self._tokens = (model, leaf)
         if model.calls == 1:
-            model.first = _glance(leaf)
+            model.first = glance(leaf, _GLANCE)
         elif model.given is None or model.given.is_repeated:
             has_samples = self._sizes.get(leaf.data_ptr()) == leaf.shape[0]
             model.given = _keep(
-                args, kwargs, is_repeated=_glance(leaf) == model.first, has_samples=has_samples
+                args, kwargs, is_repeated=glance(leaf, _GLANCE) == model.first, has_samples=has_samples
             )
 
     def _see_loss(self, loss: torch.Tensor) -> None:
@@ -253,8 +255,3 @@ def _keep(args: Any, kwargs: Any, *, is_repeated: bool, has_samples: bool) -> Gi
         return part.detach().clone()
 
     return Given(args, kwargs, is_repeated=is_repeated, has_samples=has_samples, copy=copy)
-
-
-def _glance(tensor: torch.Tensor) -> tuple[float, ...]:
-    flat = tensor.detach().reshape(-1)
-    return tuple(flat[:: max(1, flat.numel() // 16)][:16].tolist())

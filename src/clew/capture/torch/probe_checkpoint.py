@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import local_part
 from clew.capture.torch.probe_events import find_line
 
@@ -287,8 +288,7 @@ def _glance_at(tensors: list[torch.Tensor | None]) -> Glance:
     values: list[float] = []
     for tensor in tensors:
         if tensor is not None and tensor.layout == torch.strided and tensor.device.type != "meta":
-            flat = local_part(tensor).detach().reshape(-1)
-            values += flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist()
+            values += glance(local_part(tensor), _GLANCE)
     return tuple(values)
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.torch.probe_unreached import CallLog, tell_unreached
+from clew.capture.torch.glance import glance
+from clew.capture.torch.probe_lost import LostGradients
+from clew.capture.torch.probe_unreached import CallLog, tell_cut, tell_unreached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -324,10 +326,8 @@ class CoverageProbe:
 
 def _glance(tensor: torch.Tensor) -> tuple[float, ...]:
     """Return a few values of a parameter or a gradient."""
-    with torch.no_grad():
-        values = tensor.detach()
-        flat = (values._values() if values.is_sparse else values).reshape(-1)
-        return tuple(flat[:: max(1, flat.numel() // 8)][:8].tolist())
+    values = tensor.detach()
+    return glance(values._values() if values.is_sparse else values, 8)
 
 
 def _has_nonzero_gradient(parameter: torch.Tensor) -> bool:

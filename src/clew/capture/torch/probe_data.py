@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.saved import walk_nodes
@@ -273,10 +274,8 @@ def _varies(leaf: torch.Tensor) -> bool:
 
 def _has_equal_rows(leaf: torch.Tensor) -> bool:
     with torch.no_grad():
-        rows = leaf.detach().reshape(len(leaf), -1)
-        if not bool((rows[0, :_ROW_NUMBERS] == rows[-1, :_ROW_NUMBERS]).all()):
-            return False
-        return bool((rows == rows[:1]).all())
+        values = leaf.detach()
+        return torch.equal(values[0], values[-1]) and bool((values == values[:1]).all())
 
 
 def _glance(leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:
@@ -285,8 +284,7 @@ def _glance(leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:
     for leaf in leaves:
         if not _is_data(leaf):
             continue
-        flat = leaf.detach().reshape(-1)
-        told.append((tuple(leaf.shape), *flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist()))
+        told.append((tuple(leaf.shape), *glance(leaf, _GLANCE)))
     return tuple(told)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from clew.capture.torch.glance import thin
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_events import find_line
 
@@ -316,8 +317,5 @@ def _sum(gradient: torch.Tensor | None) -> float:
     """Return the sum of the magnitudes of some elements."""
     if gradient is None:
         return 0.0
-    with torch.no_grad():
-        values = gradient.detach()
-        values = values._values() if values.is_sparse else values
-        flat = values.reshape(-1)
-        return float(flat[:: max(1, flat.numel() // _MOST_ELEMENTS)].abs().sum())
+    values = gradient.detach()
+    return float(abs(thin(values._values() if values.is_sparse else values, _MOST_ELEMENTS)).sum())

@@ -25,6 +25,7 @@ _MOST_CLASSES: Final = 1024
 _MOST_ELEMENTS: Final = 1 << 20
 _SINGLE_NOTES: Final = 3
 _SHARP: Final = 3.0
+_WHOLE_WALKS: Final = 8
 _BLOCK: Final = 16
 """The first objectives are noted one by one, later ones as the mean of so many."""
 
@@ -71,6 +72,20 @@ def _entropy(shares: list[float]) -> float:
     return -sum(share * math.log(share) for share in shares if share > 0)
 
 
+class _Reach:
+    """How far into the graphs of losses with one and the same end something was found to read."""
+
+    def __init__(self) -> None:
+        self.walks = 0
+        self.furthest = 0
+
+    def begin(self) -> int:
+        """Return how many nodes to look at: most of them are the model's, and only now and then looked through."""
+        self.walks += 1
+        is_whole = self.walks <= _SINGLE_NOTES or self.walks % _WHOLE_WALKS == 0
+        return _MOST_NODES if is_whole else self.furthest + 1
+
+
 class ObjectiveProbe:
     """Reads the head of every loss in recorded steps; tells its value and that of a constant guess."""
 
@@ -78,7 +93,8 @@ class ObjectiveProbe:
         self.recorder = recorder
         self.saved = saved
         self._tallies: dict[tuple[str, int], _Tally] = {}
-        self._readers: dict[str, Callable[[Any], None]] = {
+        self._reaches: dict[str, _Reach] = {}
+        self._readers: dict[str, Callable[[Any, torch.Tensor], None]] = {
             "NllLossBackward0": self._read_classes,
             "NllLoss2DBackward0": self._read_classes,
             "BinaryCrossEntropyWithLogitsBackward0": self._read_binary,
@@ -93,42 +109,48 @@ class ObjectiveProbe:
     def _see(self, loss: torch.Tensor) -> None:
         if not self.recorder.due or loss.grad_fn is None:
             return
-        for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
+        reach = self._reaches.setdefault(loss.grad_fn.name(), _Reach())
+        for position, node in enumerate(walk_nodes(loss.grad_fn, most=reach.begin())):
             read = self._readers.get(node.name())
             if read is None or not self.saved.may_read(node):
                 continue
+            reach.furthest = max(reach.furthest, position)
             try:
                 with torch.no_grad():
-                    read(node)
+                    read(node, loss)
             except RuntimeError:
                 # Freed by an earlier backward, or changed in place: autograd itself will complain where it matters.
                 continue
 
     # ---------------------------------------------------------------- forms
 
-    def _read_classes(self, node: Any) -> None:
+    def _read_classes(self, node: Any, loss: torch.Tensor) -> None:
         scores, targets = node._saved_self, node._saved_target
         ignored = node._saved_ignore_index
         ignored = ignored - (1 << 64) if ignored >= 1 << 63 else ignored
         classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
-        if scores.dim() == 1 or targets.numel() > _MOST_ELEMENTS:
+        if scores.dim() == 1 or not 0 < targets.numel() <= _MOST_ELEMENTS or not _is_normalised(node):
             return
-        valid = targets != ignored
-        kept = targets[valid]
-        if not _is_normalised(node) or not kept.numel() or int(kept.min()) < 0 or int(kept.max()) >= classes:
+        lowest, highest = (int(each) for each in torch.aminmax(targets))
+        valid = targets != ignored if lowest <= ignored <= highest else None
+        if valid is not None:
+            kept = targets[valid]
+            lowest, highest = (int(each) for each in torch.aminmax(kept)) if kept.numel() else (-1, -1)
+        if lowest < 0 or highest >= classes:
             return
-        picked = scores.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)[valid]
         tally = self._tally("cross-entropy", classes)
-        tally.add_labels(kept, classes)
+        tally.add_labels(targets if valid is None else kept, classes)
         self._keep(
             tally,
-            -float(picked.double().mean()),
+            float(loss) if _is_plain_mean(node, loss) else _find_mean(scores, targets, valid),
             classes=classes,
-            is_pairing=_is_pairing(targets, classes),
-            is_sharpened=_is_sharpened(node, self.saved),
+            describe=lambda: {
+                "is_pairing": _is_pairing(targets, classes),
+                "is_sharpened": _is_sharpened(node, self.saved),
+            },
         )
 
-    def _read_binary(self, node: Any) -> None:
+    def _read_binary(self, node: Any, _loss: torch.Tensor) -> None:
         scores, targets = node._saved_self, node._saved_target
         if targets.numel() > _MOST_ELEMENTS or not targets.numel():
             return
@@ -137,7 +159,7 @@ class ObjectiveProbe:
         tally.add_numbers(targets)
         self._keep(tally, float(value.double().mean()), classes=2)
 
-    def _read_squares(self, node: Any) -> None:
+    def _read_squares(self, node: Any, _loss: torch.Tensor) -> None:
         guesses, targets = node._saved_self, node._saved_target
         if targets.numel() > _MOST_ELEMENTS or not targets.numel() or targets.requires_grad:
             return
@@ -156,8 +178,7 @@ class ObjectiveProbe:
         value: float,
         *,
         classes: int,
-        is_pairing: bool = False,
-        is_sharpened: bool = False,
+        describe: Callable[[], dict[str, bool]] = lambda: {"is_pairing": False, "is_sharpened": False},
     ) -> None:
         tally.values.append(value)
         tally.observed += 1
@@ -172,11 +193,20 @@ class ObjectiveProbe:
                 "guess": tally.guess(),
                 "targets": tally.total,
                 "classes": classes,
-                "is_pairing": is_pairing,
-                "is_sharpened": is_sharpened,
+                **describe(),
             },
         )
         tally.values.clear()
+
+
+def _is_plain_mean(node: Any, loss: torch.Tensor) -> bool:
+    """Return whether the loss is the mean of a node's cross-entropies, all of the same weight."""
+    return int(node._saved_reduction) == 1 and node._saved_weight is None and node is loss.grad_fn
+
+
+def _find_mean(scores: torch.Tensor, targets: torch.Tensor, valid: torch.Tensor | None) -> float:
+    picked = scores.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return -float((picked if valid is None else picked[valid]).double().mean())
 
 
 def _is_normalised(node: Any) -> bool:

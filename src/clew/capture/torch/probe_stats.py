@@ -23,6 +23,8 @@ _BLOCK: Final = 10
 """Batches that are judged together."""
 
 _INPUT_STEPS: Final = 3
+_FEW: Final = 8
+_MOSTLY: Final = 0.9
 _FEATURES: Final = 4096
 _SAMPLES: Final = 64
 """Of an output at most so many numbers of so many samples are compared."""
@@ -46,12 +48,28 @@ class _Activation:
         self.form = form
         self.batches = 0
         self.samples = 0
-        self.alive: torch.Tensor | None = None
+        self.units = 0
+        self.silent: torch.Tensor | None = None
+        """The units that have given nothing but zeros in this block; None before its first batch."""
         self.shares: list[float] = []
+
+    def see_units(self, tensor: torch.Tensor, dim: int) -> None:
+        """Look which units gave anything but zero, in a few places at first, until more than a few have.
+
+        Those that are left then are not all silent; with a tenth of the units that fire it does not matter.
+        """
+        self.units = tensor.shape[dim]
+        if self.silent is not None and len(self.silent) < _MOSTLY * self.units:
+            return
+        if self.silent is None:
+            few = tuple(slice(None if each == dim else _FEW) for each in range(tensor.dim()))
+            self.silent = _find_silent(tensor[few], dim, None)
+        if len(self.silent) >= _MOSTLY * self.units:
+            self.silent = _find_silent(tensor, dim, self.silent)
 
     def clear(self) -> None:
         """Begin the next block."""
-        self.batches, self.samples, self.alive = 0, 0, None
+        self.batches, self.samples, self.silent = 0, 0, None
         self.shares.clear()
 
 
@@ -63,6 +81,7 @@ class _Outputs:
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
         self.inputs_differ = False
+        self.differ = False
         self.equal_steps = 0
         self.since = 0
         self.was_told = False
@@ -167,12 +186,7 @@ class StatsProbe:
         # One module may serve several layers: their numbers of units tell them apart.
         activation = self._activations.setdefault((site, tensor.shape[units]), _Activation("relu"))
         with torch.no_grad():
-            # A NaN is not zero: what is bad is not dead.
-            by_unit = tensor.detach().transpose(0, units).reshape(tensor.shape[units], -1)
-            alive = by_unit.abs().amax(1) != 0
-        if activation.alive is not None and activation.alive.shape == alive.shape:
-            alive = alive | activation.alive
-        activation.alive = alive
+            activation.see_units(tensor.detach(), units)
         self._count(site, activation, tensor.numel() // tensor.shape[units])
 
     def _see_bounded(self, site: str, tensor: torch.Tensor, form: str) -> None:
@@ -188,7 +202,6 @@ class StatsProbe:
         activation.samples += samples
         if activation.batches < _BLOCK:
             return
-        alive = activation.alive
         self.recorder.note(
             "activation",
             {
@@ -196,8 +209,8 @@ class StatsProbe:
                 "form": activation.form,
                 "batches": activation.batches,
                 "samples": activation.samples,
-                "units": 0 if alive is None else alive.numel(),
-                "dead": 0 if alive is None else int((~alive).sum()),
+                "units": activation.units,
+                "dead": 0 if activation.silent is None else len(activation.silent),
                 "saturated": median(activation.shares) if activation.shares else 0.0,
             },
         )
@@ -219,7 +232,11 @@ class StatsProbe:
         seen = self._outputs.setdefault(call.entry.name, _Outputs())
         if seen.serial != self._serial:
             self._judge_outputs(call.entry.name, seen)
-            seen.serial, seen.low, seen.high, seen.inputs_differ = self._serial, None, None, False
+            seen.serial, seen.low, seen.high = self._serial, None, None
+            seen.inputs_differ = seen.differ = False
+        if seen.differ or _differ_clearly(found.detach()):
+            seen.differ, seen.equal_steps, seen.low = True, 0, None
+            return
         with torch.no_grad():
             sample = _sample(found)
             low, high = sample.amin(0), sample.amax(0)
@@ -232,7 +249,7 @@ class StatsProbe:
         if seen.low is None or seen.high is None or not seen.inputs_differ:
             return
         spread = float((seen.high - seen.low).max())
-        largest = float(torch.maximum(seen.high.abs(), seen.low.abs()).max())
+        largest = max(float(seen.high.max()), -float(seen.low.min()))
         if not spread <= 1e-4 * largest + 1e-30:
             seen.equal_steps = 0
             return
@@ -253,12 +270,20 @@ class StatsProbe:
             )
 
 
+def _find_silent(tensor: torch.Tensor, dim: int, among: torch.Tensor | None) -> torch.Tensor:
+    """Return the numbers of the units, or of those among some, that are zero everywhere; a NaN is not zero."""
+    chosen = tensor if among is None else tensor.index_select(dim, among)
+    others = [each for each in range(tensor.dim()) if each != dim]
+    found = ((chosen.abs().amax(others) if others else chosen) == 0).nonzero().flatten()
+    return found if among is None else among[found]
+
+
 def _is_plain(value: Any) -> bool:
     return (
         type(value) is torch.Tensor
         and value.layout == torch.strided
         and not value.is_nested
-        and value.device.type != "meta"
+        and not value.is_meta
     )
 
 
@@ -272,8 +297,17 @@ def _inputs_differ(call: Call, samples: int) -> bool:
     for _, leaf in walk((call.args, call.kwargs)):
         if _is_plain(leaf) and leaf.numel() and leaf.dim() and leaf.shape[0] == samples:
             rows = _sample(leaf)
-            return bool((rows != rows[:1]).any())
+            return not torch.equal(rows[0], rows[-1]) or bool((rows != rows[:1]).any())
     return False
+
+
+def _differ_clearly(outputs: torch.Tensor) -> bool:
+    """Return whether the first and the last output are so far apart that no third one could make them equal."""
+    if outputs.is_complex():
+        return False
+    first, last = outputs[0], outputs[-1]
+    apart = float(torch.dist(first, last, torch.inf))
+    return apart > 0.1 * float(torch.linalg.vector_norm(first, torch.inf))
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_events import find_line
 
@@ -125,10 +126,7 @@ def _first(args: Any, kwargs: Any) -> torch.Tensor | None:
 
 
 def _glance(tensor: torch.Tensor) -> _Key:
-    with torch.no_grad():
-        flat = tensor.detach().reshape(-1)
-        values = tuple(flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist())
-    return _Key(tuple(tensor.shape), tensor.dtype, values)
+    return _Key(tuple(tensor.shape), tensor.dtype, glance(tensor, _GLANCE))
 
 
 def _is_refreshing(module: torch.nn.Module) -> bool:

@@ -35,6 +35,10 @@ class WeightProbe:
         patches.listen(self.events.on_stepped, self._see_stepped)
         self.recorder.note("probe", {"probe": "weights"})
 
+    def look_again(self) -> None:
+        """Compare the rows in the next steps of every optimizer: there may be new layers."""
+        self._steps.clear()
+
     def _see_stepped(self, optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if steps > _FIRST_STEPS or self._told >= 2:
@@ -90,8 +94,8 @@ def _is_symmetric(parameter: torch.Tensor) -> bool:
 def _has_like_rows(tensor: torch.Tensor) -> bool:
     rows = tensor.reshape(tensor.shape[0], -1)
     first, second = rows[0], rows[1]
-    size = float(first.abs().max())
-    if not size > 0 or float((first - second).abs().max()) > _ALIKE * size:
+    size = float(torch.linalg.vector_norm(first, torch.inf))
+    if not size > 0 or float(torch.dist(first, second, torch.inf)) > _ALIKE * size:
         return False
     return float((rows - first).abs().max()) <= _ALIKE * size
 
@@ -99,4 +103,9 @@ def _has_like_rows(tensor: torch.Tensor) -> bool:
 def _is_idle(parameter: torch.Tensor) -> bool:
     """Return whether a weight holds nothing but zeros and gets nothing but zeros."""
     gradient = parameter.grad
-    return gradient is not None and not bool(parameter.detach().any()) and not bool(gradient.detach().any())
+    return gradient is not None and _is_nothing(parameter.detach()) and _is_nothing(gradient.detach())
+
+
+def _is_nothing(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds nothing but zeros; the first row alone tells of nearly all that hold more."""
+    return not bool(tensor[0].any()) and not bool(tensor.any())
