@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.torch.glance import glance
-from clew.capture.torch.probe_lost import LostGradients
-from clew.capture.torch.probe_unreached import CallLog, tell_cut, tell_unreached
+from clew.capture.torch.probe_unreached import CallLog, tell_unreached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
