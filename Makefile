@@ -14,7 +14,7 @@ help:  ## list the targets
 setup: $(STAMP)  ## create .venv with everything that clew and its tests need
 
 # torch goes first and alone: the tested version must be there before anything else may ask for another one.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.[ch] src/clew/compare/*.c)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/clew/stats/*.[ch] src/clew/compare/*.c src/clew/capture/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

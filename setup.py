@@ -33,4 +33,14 @@ pair = Extension(
     optional=True,
 )
 
-setup(ext_modules=[kernel, pair], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})
+stacks = Extension(
+    "clew.capture._stacks",
+    sources=["src/clew/capture/_stacks.c"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
+    extra_compile_args=["/std:c11"] if sys.platform == "win32" else ["-O1", "-std=c11"],
+    libraries=["dl"] if sys.platform == "linux" else [],
+    py_limited_api=STABLE,
+    optional=True,
+)
+
+setup(ext_modules=[kernel, pair, stacks], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})

@@ -129,6 +129,7 @@ def _torch_state():
         "clip_grad": torch.nn.utils.clip_grad,
         "nn.utils": torch.nn.utils,
         "checkpoint": torch.utils.checkpoint,
+        "worker": torch.utils.data._utils.worker,
         "torch": torch,
     }
     # Identity of functions alone: classes and lazily imported submodules come and go by themselves.

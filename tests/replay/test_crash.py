@@ -1,5 +1,6 @@
 """Crashes, hangs and requests leave the stacks of all threads in the run; a clean end leaves nothing."""
 
+import ctypes
 import faulthandler
 import os
 import shutil
@@ -13,12 +14,19 @@ import torch
 import torch._dynamo
 
 import clew
-from clew.capture.crash import CrashWatch, write_native_stacks
+from clew.capture import crash_signals
+from clew.capture.crash import CrashWatch
+from clew.capture.crash_family import Family
+from clew.capture.crash_native import write_native_stacks
 from clew.cli import main
+from clew.store.crash import read_crash
 from zygote import Job
 
+_stacks = crash_signals._load_native()
+needs_native = pytest.mark.skipif(_stacks is None, reason="native stacks cannot be had here")
+
 TRAIN = """
-import os, signal, sys, threading, time, faulthandler
+import ctypes, os, signal, sys, threading, time, faulthandler
 import torch
 model = torch.nn.Linear(4, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -67,17 +75,73 @@ def test_a_segmentation_fault_leaves_its_stacks_and_its_exit_code(run_script, tm
         train(3)
         until_written(1)
         def sink():
-            os.kill(os.getpid(), signal.SIGSEGV)
+            ctypes.string_at(0)
         sink()
     """
     done, crash = run_script(text)
     assert done.code == -signal.SIGSEGV
     assert "Fatal" not in done.stderr, "the terminal looks as it does without clew"
-    assert "in sink" in crash.read_text()
+    text = crash.read_text()
+    assert "in sink" in text
+    if _stacks is not None:
+        python, _, native = text.partition("Native stacks of process ")
+        assert ", signal 11:" in native
+        assert "in sink" in python
+        failed, *others = native.split("Native thread ")[1:]
+        assert "the one that failed:" in failed
+        assert "ffi_call" in failed
+        assert others, "the threads of the recording, at least"
     page = show(tmp_path, capsys)
     # The step that goes on when the process dies has not ended: it is not in the record.
     assert "the process crashed after step 1: Fatal Python error: Segmentation fault" in page
     assert "in sink" in page
+    assert "ffi_call in libffi" in page or _stacks is None
+    assert "clew/api/script.py" not in page, "the frames of clew say nothing"
+
+
+ENDS = {
+    "thread": ("t = threading.Thread(target=lambda: ctypes.string_at(0)); t.start(); t.join()", "SIGSEGV"),
+    "abort": ("os.abort()", "SIGABRT"),
+    "arithmetic": ("os.kill(os.getpid(), signal.SIGFPE); time.sleep(60)", "SIGFPE"),
+    "bus": ("os.kill(os.getpid(), signal.SIGBUS); time.sleep(60)", "SIGBUS"),
+    "stack": ("sys.setrecursionlimit(10**9)\na = None\nfor _ in range(10**6): a = [a]\nrepr(a)", "SIGSEGV"),
+}  # fmt: skip
+
+
+@needs_native
+def test_every_fatal_signal_ends_the_process_as_without_clew(zygote, tmp_path):
+    jobs = []
+    for name, (text, _) in ENDS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(TRAIN + text)
+        words = ["-m", "clew", "run", "--no-status", "--name", "run", "train.py"]
+        jobs.append(Job(tmp_path / name, words))
+    for name, done in zip(ENDS, zygote.run(*jobs), strict=True):
+        number = getattr(signal, ENDS[name][1])
+        text = (tmp_path / name / "runs" / "run" / "rank0" / "crash.txt").read_text()
+        assert done.code == -number, name
+        assert done.stderr == "", name
+        assert "Fatal Python error" in text, name
+        assert f", signal {int(number)}:\n" in text, name
+
+
+@needs_native
+def test_handlers_of_the_script_and_its_children_are_respected(run_script):
+    text = """
+        signal.signal(signal.SIGABRT, lambda *_: print("mine", flush=True))
+        train(1)
+        os.kill(os.getpid(), signal.SIGABRT)
+        child = os.fork()
+        if child == 0:
+            ctypes.string_at(0)
+        assert os.waitpid(child, 0)[1] & 127 == signal.SIGSEGV
+        faulthandler.enable()
+        assert is_in_file(f"Native stacks of process {child}, signal 11:")
+        os._exit(3)
+    """
+    done, crash = run_script(text)
+    assert (done.code, done.stdout) == (3, "mine\n"), done.stderr
+    assert "signal 6" not in crash.read_text()
 
 
 def test_a_killed_process_says_how_far_it_came(run_script, tmp_path, capsys):
@@ -158,6 +222,38 @@ def test_a_request_reaches_the_workers_of_a_loader(run_script):
     assert crash.read_text().count(", started by ") == 2
 
 
+def test_workers_that_are_started_anew_leave_stacks_too(run_script, tmp_path, capsys):
+    """Python starts such a worker with torch, which takes seconds: one test for a request and a crash."""
+    text = """
+        import torch.utils.data
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 2
+            def __getitem__(self, index):
+                return self.slow_read(index)
+            def slow_read(self, index):
+                while index and not os.path.exists("enough"):
+                    time.sleep(0.05)
+                return torch.ones(4) if not index else ctypes.string_at(0)
+        if __name__ == "__main__":
+            loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="spawn")
+            batches = iter(loader)
+            next(batches)
+            train(2)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert is_in_file("in slow_read", ", started by", seconds=300)
+            open("enough", "w").close()
+            next(batches)
+    """
+    done, crash = run_script(text)
+    assert done.code == 1
+    assert "killed by signal: Segmentation fault" in done.stderr
+    found = crash.read_text()
+    assert "Fatal Python error: Segmentation fault" in found, "torch has handlers of its own in workers"
+    assert "(pt_data_worker), the one that failed:" in found or _stacks is None
+    assert "a process that it had started, such as a loader's worker, crashed" in show(tmp_path, capsys)
+
+
 def test_a_hang_says_what_it_knows_of_native_stacks(tmp_path, monkeypatch):
     limit = shutil.which("timeout")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -168,10 +264,28 @@ def test_a_hang_says_what_it_knows_of_native_stacks(tmp_path, monkeypatch):
         fake.write_text("#!/bin/sh\necho Thread 1 '#0' poll\n")
         fake.chmod(0o755)
         write_native_stacks(os.getpid(), file.fileno())
+        fake.write_text("#!/bin/sh\necho No threads.\n")
+        write_native_stacks(os.getpid(), file.fileno())
     assert (tmp_path / "stacks").read_text() == (
         "\nnative stacks: none, for neither py-spy nor gdb is installed\n"
         "\nnative stacks, from gdb:\nThread 1 #0 poll\n"
+        "\nnative stacks, from gdb:\nNo threads.\nnone: gdb may not look at this process here\n"
     )
+
+
+def test_native_stacks_are_no_request_for_more(tmp_path):
+    """Both a hang and its native stacks go into the file that tells of requests."""
+    asked = []
+    path = tmp_path / "stacks"
+    with path.open("a") as file:
+        family = Family(path, file.fileno(), signal.SIGUSR1)
+        family._ask_all = lambda: asked.append(path.read_text())
+        family.start()
+        os.write(file.fileno(), b"hang\n")
+        family.write_apart(lambda: os.write(file.fileno(), b"native\n"))
+        family.write_apart(lambda: os.write(file.fileno(), b"native\n"))
+        family.stop()
+    assert asked == ["hang\n"]
 
 
 # ------------------------------------------------------------------------ in this process
@@ -197,6 +311,38 @@ def test_a_clean_end_leaves_nothing(tmp_path):
     assert faulthandler.enable is enable
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     assert not (run.path / "rank0" / "crash.txt").exists()
+
+
+@needs_native
+@pytest.mark.usefixtures("without_faulthandler")
+def test_handlers_of_libraries_stay_whether_they_come_before_or_later(tmp_path):
+    library = ctypes.CDLL(None)
+    library.signal.restype = library.signal.argtypes = None
+    library.signal.restype, library.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    foreign = ctypes.cast(library.getpid, ctypes.c_void_p)
+    library.signal(signal.SIGFPE, foreign)
+    try:
+        with clew.watch(out=str(tmp_path), name="run"):
+            library.signal(signal.SIGBUS, foreign)
+            during = [_stacks.owner(number) for number in (signal.SIGSEGV, signal.SIGFPE)]
+        after = [_stacks.owner(number) for number in (signal.SIGSEGV, signal.SIGFPE, signal.SIGBUS)]
+    finally:
+        library.signal(signal.SIGFPE, None)
+        library.signal(signal.SIGBUS, None)
+    assert (during[0], "libc" in during[1]) == ("python", True)
+    assert (after[0], "libc" in after[1], "libc" in after[2]) == ("", True, True)
+
+
+@pytest.mark.usefixtures("without_faulthandler")
+def test_where_native_stacks_cannot_be_had_the_record_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(crash_signals, "_load_native", lambda: None)
+    watch = CrashWatch(tmp_path, hang_seconds=None, tell=print)
+    watch.start()
+    said = (tmp_path / "crash.txt").read_text()
+    assert said.startswith("native stacks of a crash: none, for ")
+    assert read_crash(tmp_path) == "", "nothing has crashed"
+    watch.stop()
+    assert not (tmp_path / "crash.txt").exists()
 
 
 def test_a_stop_on_purpose_is_no_hang(tmp_path):

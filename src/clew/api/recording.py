@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clew.api.stopping import Stopping
     from clew.capture.crash import CrashWatch
     from clew.capture.settings import Settings
+    from clew.capture.torch.crash_worker import WorkerStacks
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.session import TorchSession
     from clew.capture.torch.snapshot import SnapshotLens
@@ -69,6 +70,7 @@ class Recording:
         self._doctor: LiveDoctor | None = None
         self._status: Any = None
         self._crash: CrashWatch | None = None
+        self._worker_stacks: WorkerStacks | None = None
         self._snapshots: SnapshotLens | None = None
         self._explaining: Explaining | None = None
 
@@ -92,6 +94,7 @@ class Recording:
         from clew.api.progress import Progress
         from clew.api.snapshotting import keep_snapshots
         from clew.capture.crash import CrashWatch
+        from clew.capture.torch.crash_worker import WorkerStacks
         from clew.capture.torch.session import TorchSession
         from clew.model.sink import Tee
         from clew.store.notes import NoteFile
@@ -119,6 +122,8 @@ class Recording:
             self._writer.rank_folder, hang_seconds=self.settings.hang_seconds, tell=self.tell
         )
         self._crash.start()
+        self._worker_stacks = WorkerStacks(self._crash)
+        self._worker_stacks.start()
         notes = NoteFile(self._writer.rank_folder)
         self._doctor = self._make_doctor(notes) if self.settings.doctor or self._watcher else None
         self._session = TorchSession(
@@ -197,7 +202,8 @@ class Recording:
         close_meeting(self.folder)
         if self._stopping is not None:
             self._stopping.stop()
-        if self._crash is not None:
+        if self._crash is not None and self._worker_stacks is not None:
+            self._worker_stacks.stop()
             self._crash.stop()
         if self._session is None or self._writer is None or self._info is None:
             self._finish_unstarted()

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
-import shutil
 import signal
-import subprocess
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from clew.capture.crash_family import Family
+from clew.capture.crash_native import write_native_stacks
+from clew.capture.crash_signals import FatalSignals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FILE: Final = "crash.txt"
-_NATIVE_SECONDS: Final = 30
-_LIBRARIES: Final = r"libc\.so|libpython|libc10|libtorch_cpu|libgomp|libcuda|libnccl"
 _SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 
 
@@ -32,34 +31,44 @@ class CrashWatch:
     """
 
     def __init__(self, folder: Path, *, hang_seconds: float | None, tell: Callable[[str], None]) -> None:
-        self._path = folder / FILE
+        self.path = folder / FILE
         self._hang_seconds = hang_seconds
         self._tell = tell
         self._file: TextIO | None = None
         self._pid = os.getpid()
-        self._is_ours = False
-        self._has_signal = False
+        self._empty_bytes = 0
+        self._signals: FatalSignals | None = None
+        self.number: int | None = None
+        """The signal that asks for stacks, None where it is the script's own."""
         self._family: Family | None = None
         self._enable: Any = None
         self._last_step = monotonic()
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether stacks can be written."""
+        return self._file is not None
+
     def start(self) -> None:
         """Begin to watch; where the file cannot be written, nothing is watched."""
         try:
-            self._file = self._path.open("w", encoding="utf-8")
+            # Processes that load data open it, too: each writes at the end.
+            self._file = self.path.open("a", encoding="utf-8")
         except OSError:
             return
-        if not faulthandler.is_enabled():
-            faulthandler.enable(self._file, all_threads=True)
-            self._is_ours = True
+        is_theirs = faulthandler.is_enabled()
+        self._signals = FatalSignals(self._file)
+        self._signals.start()
+        self._empty_bytes = os.fstat(self._file.fileno()).st_size
+        if not is_theirs:
             self._enable = faulthandler.enable
             faulthandler.enable = self._give_way
         if _SIGNAL is not None and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
             faulthandler.register(_SIGNAL, self._file, all_threads=True, chain=False)
-            self._has_signal = True
-            self._family = Family(self._path, self._file.fileno(), _SIGNAL)
+            self.number = _SIGNAL
+            self._family = Family(self.path, self._file.fileno(), _SIGNAL)
             self._family.start()
         if self._hang_seconds is not None:
             self._arm()
@@ -99,21 +108,22 @@ class CrashWatch:
             self._watcher.join()
         if self._enable is not None and faulthandler.enable == self._give_way:
             faulthandler.enable = self._enable
-        if self._is_ours:
-            faulthandler.disable()
+        if self._signals is not None:
+            self._signals.stop()
         if self._family is not None:
             self._family.stop()
-        if self._has_signal and _SIGNAL is not None and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
-            faulthandler.unregister(_SIGNAL)
+        if self.number is not None and signal.getsignal(self.number) is signal.SIG_DFL:
+            faulthandler.unregister(self.number)
         self._file.close()
         self._file = None
         with contextlib.suppress(OSError):
-            if self._path.stat().st_size == 0:
-                self._path.unlink()
+            if self.path.stat().st_size <= self._empty_bytes:
+                self.path.unlink()
 
     def _give_way(self, *args: Any, **kwargs: Any) -> None:
         """The script switches faulthandler on itself: from now on it is the script's."""
-        self._is_ours = False
+        if self._signals is not None:
+            self._signals.give_way()
         self._enable(*args, **kwargs)
 
     def _arm(self) -> None:
@@ -130,33 +140,16 @@ class CrashWatch:
             last = self._last_step
             if monotonic() - last > self._hang_seconds and last != told_of:
                 told_of = last
-                if self._file is not None:
-                    write_native_stacks(os.getpid(), self._file.fileno())
+                self._write_native()
                 self._tell(
-                    f"clew: no step has ended for {self._hang_seconds:g} s; what each thread is doing: {self._path}"
+                    f"clew: no step has ended for {self._hang_seconds:g} s; what each thread is doing: {self.path}"
                 )
 
-
-def write_native_stacks(process: int, descriptor: int) -> None:
-    """Have py-spy or gdb write the native stacks of a process to a file, or say there why there are none.
-
-    They stop the process while they look, this thread included: what they say goes past it, and so does the limit.
-    """
-    limit = shutil.which("timeout")
-    tools = {
-        "py-spy": ["dump", "--native", "--pid", str(process)],
-        # Reading the symbols of every library of torch would take minutes.
-        "gdb": ["-p", str(process), "-batch", "-nx", "-iex", "set auto-solib-add off",
-                "-iex", "set debuginfod enabled off", "-ex", f"sharedlibrary {_LIBRARIES}",
-                "-ex", "thread apply all bt 40"],
-    }  # fmt: skip
-    tool = next((tool for tool in tools if shutil.which(tool) is not None), None)
-    if tool is None or limit is None:
-        os.write(descriptor, b"\nnative stacks: none, for neither py-spy nor gdb is installed\n")
-        return
-    os.write(descriptor, f"\nnative stacks, from {tool}:\n".encode())
-    words = [limit, "-s", "KILL", str(_NATIVE_SECONDS), tool, *tools[tool]]
-    with contextlib.suppress(OSError):
-        subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=subprocess.DEVNULL, check=False
-        )
+    def _write_native(self) -> None:
+        if self._file is None:
+            return
+        write = functools.partial(write_native_stacks, os.getpid(), self._file.fileno())
+        if self._family is not None:
+            self._family.write_apart(write)
+        else:
+            write()

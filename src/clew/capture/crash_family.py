@@ -13,7 +13,10 @@ import select
 import threading
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ANSWER_SECONDS: Final = 0.1
 _LONGEST_ANSWER_SECONDS: Final = 5.0
@@ -32,6 +35,7 @@ class Family:
         self._notices = -1
         self._wake = (-1, -1)
         self._thread: threading.Thread | None = None
+        self._writing = threading.Lock()
 
     def start(self) -> None:
         """Wait for the file to change; where the system cannot tell, only this process writes stacks."""
@@ -58,10 +62,32 @@ class Family:
             ready, _, _ = select.select([self._notices, self._wake[0]], [], [])
             if self._wake[0] in ready:
                 return
-            self._rest()
-            self._ask_all()
-            # What they wrote, and what is written about them, is no new request.
-            os.read(self._notices, _LONGEST_EVENTS)
+            with self._writing:
+                self._pass_on()
+
+    def write_apart(self, write: Callable[[], None]) -> None:
+        """Let somebody else write into the file, when everybody has answered, as no new request."""
+        with self._writing:
+            if self._thread is not None:
+                self._pass_on()
+            write()
+            if self._thread is not None:
+                self._has_changed()
+
+    def _pass_on(self) -> None:
+        if not self._has_changed():
+            return
+        self._rest()
+        self._ask_all()
+        # What they wrote, and what is written about them, is no new request.
+        self._has_changed()
+
+    def _has_changed(self) -> bool:
+        """Return whether there were notices, and forget them."""
+        try:
+            return bool(os.read(self._notices, _LONGEST_EVENTS))
+        except BlockingIOError:
+            return False
 
     def _ask_all(self) -> None:
         for process in list_descendants(os.getpid()):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
+
+from clew.capture.crash_signals import leave_none
 
 
 def fall_silent() -> None:
@@ -13,7 +14,7 @@ def fall_silent() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.disable()
+    leave_none()
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import select
@@ -11,6 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from clew.capture.crash_signals import leave_none
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def live(action: Callable[[Child], object], child: Child) -> NoReturn:
     """Act in a copy of the process until it answers, silent from the beginning."""
     try:
         # A crash here is none of the caller's: its stacks would end up in the wrong place.
-        faulthandler.disable()
+        leave_none()
         child.silence()
         action(child)
     except BaseException as error:  # noqa: BLE001 - told to the process that waits

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from clew.store.crash import read_crash
 from clew.store.exception import read_exception
 from clew.store.layout import rank_folder
 from clew.store.snapshots import list_batches, list_snapshots
 from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
+from clew.views.crash_card import tell_end
 from clew.views.curve import thin
 from clew.views.exception_page import name_place, say
 from clew.views.health import ORDINARY, Examination, SiteHealth, Trouble, examine, recorded_steps
@@ -36,7 +36,6 @@ PHASES: Final = {
 }
 MOST_SITES: Final = 20
 MOST_CURVES: Final = 3
-MOST_CRASH_LINES: Final = 12
 _TONES: Final = ("bad", "bad", "warn", "warn", "plain")
 
 SITE_COLUMNS: Final = (
@@ -142,7 +141,7 @@ def _say_git(info: RunInfo) -> str | None:
 
 def _warn(run: Run, health: Examination) -> list[Block]:
     first = health.first_nonfinite
-    blocks: list[Block] = [*_tell_exceptions(run), *_tell_end(run)]
+    blocks: list[Block] = [*_tell_exceptions(run), *tell_end(run)]
     blocks += [] if first is None else [_point_at(run, first)]
     blocks += [Callout("warning", shorten_problem(problem)) for problem in run.problems]
     faults = run.faults()
@@ -169,27 +168,6 @@ def _tell_exceptions(run: Run) -> list[Block]:
     others = f" (rank {rank}; {len(known) - 1} more)" if len(known) > 1 else ""
     text = f"ended by {card['error']} at step {format_integer(card['step'])}{where}{others}: {say(card)}"
     return [Callout("error", text, f"clew show {run.name} --exception")]
-
-
-def _tell_end(run: Run) -> list[Block]:
-    """Say how a run ended that did not say so itself, and show the stacks that a crash or a hang left."""
-    texts = [(rank, read_crash(rank_folder(run.path, rank))) for rank in run.ranks]
-    rank, crash = next(((rank, text) for rank, text in texts if text), (0, ""))
-    is_silent = run.state == "died" and not run.info.ended
-    far = f"after step {format_integer(run.last_step)}" if len(run.steps) else "before the first step ended"
-    if not crash:
-        words = f"the process ended without a word {far}: it was killed, or the machine ran out of memory or power"
-        return [Callout("error", words)] if is_silent else []
-    lines = crash.splitlines()
-    fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
-    what = (
-        f"the process crashed {far}: {fatal}"
-        if fatal
-        else "stacks were written while it ran, at a hang or on request"
-    )
-    shown = [Text(f"  {line}", "quiet") for line in lines[:MOST_CRASH_LINES] if line != fatal]
-    place = f"all of it: {rank_folder(run.path, rank) / 'crash.txt'}"
-    return [Callout("error" if fatal else "warning", what, place), *shown]
 
 
 def _point_at(run: Run, first: Trouble) -> Callout:
