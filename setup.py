@@ -43,4 +43,6 @@ stacks = Extension(
     optional=True,
 )
 
-setup(ext_modules=[kernel, pair, stacks], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})
+setup(
+    ext_modules=[kernel, pair, stacks], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {}
+)
