@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clew.api.world import FAILED, World
 from clew.replay.exactness import COMPARED_KINDS, Recorded
 from clew.replay.process import Child, run_in_child
-from clew.replay.turns import compile_with_turns
+from clew.replay.turns import compile_with_turns, follow_imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,8 +104,10 @@ def _run_script(plan: Plan, begin: Callable[..., TorchSession], end: Callable[[s
     target, *argv = info.command
     program = load_module(target) if info.is_module else load_script(target)
     file = str(program.main.get("__file__"))
-    if plan.snapshot is not None and file.endswith(".py"):
-        program = program._replace(load=partial(compile_with_turns, file))
+    if plan.snapshot is not None:
+        follow_imports()
+        if file.endswith(".py"):
+            program = program._replace(load=partial(compile_with_turns, file))
     # In a script of clew run every clew.watch stays silent; in any other the recorded one begins the execution.
     Again(info.watch, run.path, begin, end).install()
     if not info.watch:

@@ -60,6 +60,8 @@ class Explainer:
         """Try the ways to execute the step again, each in a copy of the process, until one is exact; or the best."""
         recorder = self._recorder
         ways = find_ways(recorder.flight.known_frames)
+        if recorder.flight.is_later_turn:
+            ways = [way._replace(is_turn=True) for way in ways] + ways
         ways.append(Way("root calls", self._call_roots))
         if recorder.flight.step_call is not None:
             ways.insert(0, Way("step function", recorder.flight.step_call))
@@ -92,7 +94,7 @@ class Explainer:
         flight = recorder.flight
         if alone.has_others():
             alone.stay_alone()
-        memory = InMemory(kind, recorder.registry)
+        memory = InMemory(kind, recorder.registry, is_sum=flight.has_gathered)
         if kind != "loss":
             for _, parameter in recorder.registry.living_parameters():
                 parameter.grad = None
@@ -101,7 +103,7 @@ class Explainer:
         self._repeat_batch()
         batch = [leaf for call in flight.calls for _, leaf in walk((call.args, call.kwargs))]
         data = [leaf for leaf in batch if leaf.grad_fn is None and not recorder.registry.owns(leaf)]
-        flight.restore()
+        flight.restore(to_turn=way.is_turn)
         rehearsal = Rehearsal(recorder.registry, data)
         evidence = Evidence(rehearsal, flight=flight)
         rehearsal.run(way.run)
@@ -151,7 +153,10 @@ class Explainer:
         for name, number in rehearsal.prints:
             seen.setdefault(name, []).append(number)
         for name, numbers in recorded.items():
-            if name in seen and seen[name][: len(numbers)] != numbers[: len(seen[name])]:
+            mine = seen.get(name, [])
+            # Of a step that gathers gradients over several turns of the loop, the last one is executed again.
+            theirs = numbers[-len(mine) :] if self._recorder.flight.has_gathered else numbers[: len(mine)]
+            if mine and mine[: len(numbers)] != theirs:
                 verdict.replay = "diverged"
                 verdict.notes.append(f"the replay diverged from the recording at {name}")
                 return

@@ -20,7 +20,7 @@ _MOST_NODES: Final = 4000
 _SAVED: Final = "_saved_"
 _ALIKE: Final = {"ReshapeAlias": "View", "UnsafeView": "View"}
 """Nodes that have another name under the lens, where composite operations are taken apart further."""
-_UNDEFINED: Final = frozenset({"_saved_log_alpha"})
+_UNDEFINED: Final = frozenset({("CtcLoss", "_saved_log_alpha"), ("MkldnnRnnLayer", "_saved_result3")})
 """What operations keep for themselves, with elements that nobody has written."""
 
 
@@ -28,16 +28,16 @@ class InMemory:
     """What is there of the step before it is executed again: the graph of a bad loss, or gradients, or weights.
 
     Made in the copy of the process before anything is put back; most steps are not recorded in full, and this needs
-    no recording.
+    no recording. ``is_sum``: the gradients hold those of earlier turns of the loop as well, and tell nothing.
     """
 
-    def __init__(self, kind: str, registry: Registry) -> None:
+    def __init__(self, kind: str, registry: Registry, *, is_sum: bool = False) -> None:
         self._kind = kind
         self._registry = registry
         self._losses = _find_losses() if kind == "loss" else []
         self._tensors: dict[int, torch.Tensor] = {}
         for _, parameter in registry.living_parameters():
-            if kind == "gradient" and parameter.grad is not None:
+            if kind == "gradient" and parameter.grad is not None and not is_sum:
                 self._tensors[id(parameter)] = parameter.grad
             elif kind == "parameter":
                 self._tensors[id(parameter)] = parameter.detach().clone()
@@ -110,8 +110,9 @@ def _kind_of(node: Any) -> str:
 
 
 def _saved_in_both(left: Any, right: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    kind = _kind_of(left)
     for name in dir(left):
-        if not name.startswith(_SAVED) or name in _UNDEFINED:
+        if not name.startswith(_SAVED) or (kind, name) in _UNDEFINED:
             continue
         try:
             values = getattr(left, name), getattr(right, name)

@@ -25,10 +25,14 @@ Known: TypeAlias = "dict[int, tuple[int, types.CodeType]]"
 
 
 class Way(NamedTuple):
-    """One way to execute the step again, and what it is called when we tell of it."""
+    """One way to execute the step again, and what it is called when we tell of it.
+
+    ``is_turn``: it is one turn of a loop that gathers gradients, and begins where the backward before it ended.
+    """
 
     name: str
     run: Callable[[], object]
+    is_turn: bool = False
 
 
 def frames_outside_tools() -> list[FrameType]:

@@ -19,7 +19,8 @@ from clew.capture.torch import snapshot_state as states
 from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.randomness import RandomBytes
-from clew.replay.turns import restore_names
+from clew.replay.lens import replace_tensors
+from clew.replay.variables import restore_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,9 @@ class Jump:
         self._given: deque[tuple[dict[str, Any], dict[str, torch.Tensor]]] = deque()
         self.calls: list[tuple[str, Any]] = []
         """Root calls of the last step, with their recorded arguments."""
+        self._first_calls: list[tuple[str, Any]] = []
         self._load_given(batches, last)
+        self._exchanged: dict[int, torch.Tensor] = {}
         self._seen: deque[Any] = deque(maxlen=_AHEAD)
         self._companions = Companions()
 
@@ -69,8 +72,10 @@ class Jump:
         for given in step["given"]:
             if given["kind"] != "call":
                 self._given.append((given, tensors))
-            elif is_last and "value" in given:
-                self.calls.append((given["site"], unpack_or_none(given["value"], tensors)))
+            elif "value" in given and (is_last or step["step"] == self.step):
+                call = given["site"], unpack_or_none(given["value"], tensors)
+                self.calls += [call] if is_last else []
+                self._first_calls += [call] if step["step"] == self.step else []
 
     # ---------------------------------------------------------------- what the script is given
 
@@ -135,8 +140,20 @@ class Jump:
             if state:
                 states.restore_scaler(scaler, state)
         self._restore_ahead()
-        restore_names(self.state.get("names", []), self._load("names"))
+        self._exchanged = restore_names(self.state.get("names", []), self._load("names"))
         unpack_random(self.state["random"], self._load("random")).restore()
+
+    def exchange(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a root call that was under way when the state was restored, as they were recorded.
+
+        Those of the script's own are tensors of its variables, most of the time, which have been exchanged.
+        """
+        mine = [leaf for _, leaf in walk((args, kwargs)) if leaf.grad_fn is None]
+        known = next((given for _, given in self._first_calls if given is not None), None)
+        if known is not None and any(id(leaf) not in self._exchanged for leaf in mine):
+            return known["args"], known["kwargs"]
+        new = self._exchanged
+        return replace_tensors((args, kwargs), lambda tensor: new.get(id(tensor), tensor))  # type: ignore[no-any-return]
 
     def _load(self, name: str) -> dict[str, torch.Tensor]:
         path = self._folder / f"{name}.safetensors"

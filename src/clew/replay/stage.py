@@ -150,6 +150,7 @@ class Stage:
             self.reasons.append(f"the snapshot cannot be restored: {type(error).__name__}: {error}")
             self._give_up()
         self.reasons += jump.notes
+        jump.notes = self.reasons  # what it finds later is told as well
         self.first_step = jump.step
         recorder.end_step()
         recorder.step = jump.step
@@ -173,7 +174,7 @@ class Stage:
     def _after_optimizer(self) -> None:
         """The optimizer has stepped: without a loader and with one optimizer, the next step begins right here."""
         recorder = self.recorder
-        if self._jump is not None and not self._jump.is_done:
+        if self._jump is not None and not self._has_jumped:
             self._try_jump(self._jump)
         if self._is_live or recorder.flight.has_loader or len(self.session.optimizers.entries) > 1:
             return
@@ -192,9 +193,16 @@ class Stage:
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             call = original
-            if not self._depth and self._before_root((args, kwargs)):
-                # The step began with this call: it has to pass what was installed a moment ago.
-                call = torch.nn.Module._call_impl
+            if not self._depth:
+                was_live, has_jumped = self._is_live, self._has_jumped
+                self._end_manual_step()
+                if self._jump is not None and self._has_jumped and not has_jumped:
+                    # A loop without an optimizer: its next step has begun by the time it is seen.
+                    args, kwargs = self._jump.exchange(args, kwargs)
+                self._before_root((args, kwargs))
+                if self._is_live and not was_live:
+                    # The step began with this call: it has to pass what was installed a moment ago.
+                    call = torch.nn.Module._call_impl
             self._depth += 1
             try:
                 return call(module, *args, **kwargs)
@@ -203,17 +211,23 @@ class Stage:
 
         return _call_impl
 
-    def _before_root(self, given: Any) -> bool:
-        """Take note of a root call that starts now; return whether the step begins with it."""
-        if not self._is_live and self.recorder.step == self.step - 1:
+    @property
+    def _has_jumped(self) -> bool:
+        return self._jump is None or self._jump.is_done
+
+    def _end_manual_step(self) -> None:
+        """In a loop without an optimizer it is the next call of the model that tells of the end of a step."""
+        if not self._is_live and (not self._has_jumped or self.recorder.step == self.step - 1):
             self.recorder.before_event()
             self.session.end_manual_step()
+
+    def _before_root(self, given: Any) -> None:
+        """Take note of a root call that starts now: the step may begin with it."""
         begins = not self._is_live and self._is_here()
         if self._is_live or begins:
             self.rehearsal.add_batch(given)
         if begins:
             self._begin()
-        return begins
 
     def _is_here(self) -> bool:
         return self.recorder.step == self.step and not self.recorder.closing

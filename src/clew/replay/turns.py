@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import ast
 import builtins
-import ctypes
+import importlib.machinery
 import sys
 import tokenize
-from pathlib import Path
+from collections import deque
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
+
+from clew.replay.frames import is_user_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
-
-    import torch
+    from types import CodeType
 
 _WORD: Final = "__clew_turns__"
 _INDEXED: Final[tuple[type, ...]] = (type(iter([])), type(iter(())), type(iter(range(1))))
 """Iterators that can be moved on without a trace."""
+_MOST_PULLED: Final = 100_000
 
 
 def compile_with_turns(file: str) -> CodeType:
@@ -35,6 +37,22 @@ def compile_with_turns(file: str) -> CodeType:
             called = ast.Call(word, [node.iter, ast.Constant(_target_of(node.target))], [])
             node.iter = ast.copy_location(called, node.iter)
     return compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
+
+
+def follow_imports() -> None:
+    """Have the user's modules that are imported from now on compiled like that, too, in this process only."""
+    loader: Any = importlib.machinery.SourceFileLoader
+    original = loader.get_code
+
+    def get_code(self: Any, name: str) -> Any:
+        file = self.get_filename(name)
+        try:
+            # Not source_to_code, whose result would be written into the user's __pycache__.
+            return compile_with_turns(file) if is_user_file(file) else original(self, name)
+        except (OSError, SyntaxError, ValueError):
+            return original(self, name)
+
+    loader.get_code = get_code
 
 
 def _target_of(target: ast.expr) -> str:
@@ -69,73 +87,47 @@ class Turns:
     def go_to(self, value: Any) -> None:
         """Go on after the turn whose variable had this value; loops over other things stay where they are."""
         things = self._things
-        if type(things) is range and type(value) is int and value in things:
-            self._iterator = iter(things[things.index(value) + 1 :])
-        elif type(things) is enumerate and type(value) is int:
-            inside: Any = things.__reduce__()
-            inner, count = inside[1]
-            self._count_on(inner, value + 1, ahead=value + 1 - count)
-        elif hasattr(value, "untyped_storage") and type(self._iterator) in _INDEXED:
-            self._find(list(things), value)
+        inside = getattr(things, "iterable", None)
+        if type(inside) in (range, enumerate):
+            things = inside  # a progress bar around what the loop goes over
+        if type(things) is range:
+            if type(value) is int and value in things:
+                self._iterator = iter(things[things.index(value) + 1 :])
+        elif type(things) is enumerate:
+            if type(value) is int:
+                self._count_on(things, value + 1)
+        elif _is_plain(self._iterator):
+            self._pull_until(value)
 
-    def _count_on(self, inner: Any, start: int, *, ahead: int) -> None:
-        """A loader gives the recorded batches by itself; anything else is moved on."""
-        from torch.utils.data import dataloader
+    def _count_on(self, things: Any, start: int) -> None:
+        """A loader gives the recorded batches by itself, and so does a generator; a list is moved on."""
+        inner, count = things.__reduce__()[1]
+        if _is_plain(inner):
+            deque(islice(inner, max(0, start - count)), maxlen=0)
+        self._things = self._iterator = enumerate(inner, start)
 
-        if not isinstance(inner, dataloader._BaseDataLoaderIter) and type(inner) not in _INDEXED:
-            return
-        if type(inner) in _INDEXED:
-            for _ in range(ahead):
-                next(inner, None)
-        self._things = enumerate(inner, start)
-        self._iterator = self._things
-
-    def _find(self, things: list[Any], value: torch.Tensor) -> None:
-        import torch
-
-        for position, thing in enumerate(things):
-            if isinstance(thing, torch.Tensor) and thing.shape == value.shape and torch.equal(thing, value):
-                self._iterator = iter(things[position + 1 :])
+    def _pull_until(self, value: Any) -> None:
+        """Move on to the first turn with this value, and stay where it is when there is none."""
+        pulled = []
+        for thing in islice(self._iterator, _MOST_PULLED):
+            pulled.append(thing)
+            first = thing[0] if type(thing) in (tuple, list) and thing else thing
+            if _is_same(thing, value) or _is_same(first, value):
                 return
+        self._iterator = chain(pulled, self._iterator)
 
 
-def restore_names(saved: list[dict[str, Any]], tensors: dict[str, torch.Tensor]) -> None:
-    """Put recorded variables back into the frames of the script, and its loops to the turns they tell."""
-    from clew.capture.torch.snapshot_names import user_frames
-
-    frames = user_frames(sys._getframe(1))
-    for kept in saved:
-        place = (kept["file"], kept["function"])
-        frame = next(
-            (f for f in frames if (Path(f.f_code.co_filename).name, f.f_code.co_name) == place), None
-        )
-        if frame is None:
-            continue
-        frames.remove(frame)
-        values = _unpack_all(kept["names"], tensors, frame)
-        _write_locals(frame, values)
-        for turns in Turns.living:
-            if turns.code is frame.f_code and turns.target in values:
-                turns.go_to(values[turns.target])
+def _is_plain(iterator: Any) -> bool:
+    """Return whether nothing happens when an iterator moves on: it goes over lists, tuples or ranges."""
+    if type(iterator) in (zip, enumerate):
+        inner = iterator.__reduce__()[1]
+        return all(_is_plain(each) for each in (inner if type(iterator) is zip else inner[:1]))
+    return type(iterator) in _INDEXED
 
 
-def _unpack_all(names: dict[str, Any], tensors: dict[str, torch.Tensor], frame: FrameType) -> dict[str, Any]:
-    from clew.replay.restore import Unfit, unpack
+def _is_same(thing: Any, value: Any) -> bool:
+    import torch
 
-    found, local = {}, frame.f_locals
-    for name, data in names.items():
-        if name not in local:
-            continue
-        try:
-            found[name] = unpack(data, tensors)
-        except Unfit:
-            continue
-    return found
-
-
-def _write_locals(frame: FrameType, values: dict[str, Any]) -> None:
-    local = frame.f_locals
-    local.update(values)
-    if local is not frame.f_globals and sys.version_info < (3, 13):
-        # From 3.13 on writing to f_locals is enough.
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    if isinstance(thing, torch.Tensor) and isinstance(value, torch.Tensor):
+        return thing.shape == value.shape and torch.equal(thing, value)
+    return type(thing) is type(value) and type(value) in (int, float, str) and bool(thing == value)

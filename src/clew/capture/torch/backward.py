@@ -133,7 +133,9 @@ class BackwardLens:
                 may_look = not self.is_scaled and not recorder.owner.is_shared
                 if may_look and (name := recorder.flight.find_bad_gradient()):
                     recorder.report_bad("gradient", name)
-                if recorder.due and not self.optimizers.owns_parameters():
+                is_unowned = not self.optimizers.owns_parameters()
+                recorder.flight.mark_backward(is_last=is_unowned)
+                if recorder.due and is_unowned:
                     self._record_unowned()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "end of backward", step=recorder.step)

@@ -59,6 +59,10 @@ class Flight:
         """Takes the state between steps, if snapshots are on."""
         self._random = RandomStates()
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._turn = RandomStates()
+        self._turn_buffers: list[torch.Tensor] = []
+        self._passes = self._usual_passes = 0
+        self._has_start = False
         self._trees = -1
         self._rows = Rows(capacity=1)
         self._looked_at = -1
@@ -77,8 +81,35 @@ class Flight:
         if self.snapshots is not None:
             self.snapshots.end_step()
         self.calls.clear()
-        if not self.has_loader:
+        self._usual_passes, self._passes = self._passes, 0
+        if not self.has_loader and not self._has_start:
             self.mark_start()
+        self._has_start = False
+
+    @property
+    def has_gathered(self) -> bool:
+        """Whether this step has had backward passes before the present one."""
+        return self._passes > 0
+
+    @property
+    def is_later_turn(self) -> bool:
+        """Whether the state is there from the beginning of the present turn of a loop that gathers gradients."""
+        return self._passes > 0 and self._usual_passes > 1 and not self.has_loader
+
+    def mark_backward(self, *, is_last: bool) -> None:
+        """A backward pass has ended: the next turn of a loop that gathers gradients begins about here.
+
+        ``is_last``: no optimizer will tell of the end of the step, so that the next step begins about here.
+        """
+        self._passes += 1
+        if self.has_loader:
+            return
+        if is_last:
+            self._has_start = True
+            self.mark_start()
+        elif self._usual_passes > 1:
+            self._turn.take()
+            self._turn_buffers = [buffer.detach().clone() for buffer, _ in self._buffers]
 
     def begin_call(self, call: Callable[[], Any]) -> None:
         """A function that is known to be the step begins: calling it again is the step again."""
@@ -154,11 +185,12 @@ class Flight:
         """Return the random states and, by the buffers' identities, copies of them from the beginning of the step."""
         return self._random.export(), {id(buffer): copy for buffer, copy in self._buffers}
 
-    def restore(self) -> None:
-        """Put random states and buffers back to the beginning of the step."""
-        self._random.restore()
+    def restore(self, *, to_turn: bool = False) -> None:
+        """Put random states and buffers back to the beginning of the step, or of the present turn of its loop."""
+        copies = self._turn_buffers if to_turn else [copy for _, copy in self._buffers]
+        (self._turn if to_turn else self._random).restore()
         with torch.no_grad():
-            for buffer, copy in self._buffers:
+            for (buffer, _), copy in zip(self._buffers, copies, strict=True):
                 buffer.copy_(copy)
 
     def _copy_buffers(self) -> None:

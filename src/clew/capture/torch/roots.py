@@ -121,7 +121,8 @@ class Roots:
     def end_manual_step(self) -> None:
         """End the step of a loop that updates its weights by hand, with no optimizer to tell."""
         if self.backward_at == self.recorder.serial and not self.optimizers.owns_parameters():
-            self.recorder.end_step()
+            self.recorder.mark_end()
+            self.recorder.before_event()
 
     def end_last_step(self) -> None:
         """The recording ends, and with it the last step of a loop in which nothing else tells."""

@@ -422,7 +422,7 @@ class SnapshotLens:
         state["random"] = pack_random(random or self._peek(), "random", randoms)
         variables: dict[str, torch.Tensor] = {}
         if random is None:  # in the middle of a step the loop's variables are not those it began with
-            state["names"] = pack_names(
+            state["names"], state["left_out"] = pack_names(
                 self.recorder.registry, variables, with_tensors=bool(self._keep_batches)
             )
         found = {"weights": weights, "optimizer": moments, "random": randoms, "names": variables}
