@@ -46,6 +46,7 @@ bench: $(STAMP)  ## what recording costs, against the plain loop
 	$(BIN)/python -m benchmarks.compare
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.doctor
+	$(BIN)/python -m benchmarks.doctor_cost
 
 images: $(STAMP)  ## draw the pictures of the documentation again
 	$(BIN)/python docs/make_images.py

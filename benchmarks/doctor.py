@@ -13,6 +13,7 @@ import datetime
 import gc
 import io
 import json
+import logging
 import os
 import statistics
 import tempfile
@@ -71,11 +72,6 @@ class Score:
         return [verdict for training, verdict in self.faulty if training.id in verdict.ids]
 
     @property
-    def right_first(self) -> list[Verdict]:
-        """Those that name nothing before it."""
-        return [verdict for training, verdict in self.faulty if [training.id] == verdict.ids[:1]]
-
-    @property
     def steps(self) -> float:
         """The median number of steps until the right rule was known."""
         steps = [verdict.step for verdict in self.right if verdict.step is not None]
@@ -88,7 +84,6 @@ class Score:
             "false_errors": self.false_errors,
             "false_warnings": self.false_warnings,
             "right": len(self.right),
-            "right_first": len(self.right_first),
             "median_steps": self.steps,
             "missed": [
                 {"id": training.id, "name": training.name, "said": verdict.ids}
@@ -104,13 +99,14 @@ def main() -> int:
     pick = slice(None, None, 6 if args.quick else 1)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     healthy = [each for each in list_healthy() if args.only in each.name][pick]
     faulty = [each for each in list_faulty() if args.only in f"{each.id} {each.name}"][pick]
     rules = sorted({each.id for each in faulty})
     print(
         f"clew {clew.__version__} and torch-audit 0.3.0 on {len(healthy)} healthy trainings and {len(faulty)} with "
         f"a fault of {len(rules)} kinds\n\n"
-        f"{'':13}{'false errors':>13}{'false warnings':>15}{'right id':>12}{'and first':>10}{'steps to it':>12}"
+        f"{'':13}{'false errors':>13}{'false warnings':>15}{'right id':>12}{'steps to it':>12}"
     )
     judges = {"clew": _ask_clew, "torch-audit": _ask_torch_audit}
     scores = [_judge(tool, judge, healthy, faulty) for tool, judge in judges.items()]
@@ -139,7 +135,7 @@ def _judge(
     score = Score(tool, [(each, judge(each)) for each in healthy], [(each, judge(each)) for each in faulty])
     print(
         f"{tool:13}{len(score.false_errors):>13}{len(score.false_warnings):>15}"
-        f"{len(score.right):>6} / {len(faulty):<3}{len(score.right_first):>10}{score.steps:>12g}",
+        f"{len(score.right):>6} / {len(faulty):<3}{score.steps:>12g}",
         flush=True,
     )
     return score

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -149,8 +151,9 @@ def _find_paces(case: Case, *, before: int) -> NDArray[np.float64]:
         if initial > 0:
             for step, size in zip(rows.steps.tolist(), rows.stat("l2").tolist(), strict=True):
                 paces.setdefault(step, []).append(size / initial)
-    middles = [np.median(paces[step]) for step in sorted(paces) if step < before]
-    return np.array([middle for middle in middles if np.isfinite(middle)])
+    known = [paces[step] for step in sorted(paces) if step < before]
+    middles = [median(sizes) for sizes in known if not any(map(math.isnan, sizes))]
+    return np.array([middle for middle in middles if math.isfinite(middle)])
 
 
 def _diverges_after_rise(case: Case, loss: Losses) -> list[Found]:
@@ -264,15 +267,19 @@ def _count_unmoved(case: Case, *, half: bool) -> tuple[dict[int, float], dict[in
     equal: dict[int, float] = {}
     moving: dict[int, float] = {}
     first = ""
-    for number, rows in case.by_site("update", first=_FIRST, mode=None).items():
-        site, grad = case.sites.get(number), gradients.get(number)
+    for number, update in case.by_site("update", first=_FIRST, mode=None).items():
+        site, rows, grad = case.sites.get(number), update, gradients.get(number)
         if site is None or grad is None or (site.dtype in HALF) is not half:
             continue
         first = first or site.name
-        steps, here, there = np.intersect1d(rows.steps, grad.steps, return_indices=True)
-        with_gradient = grad.stat("count")[there] - grad.stat("zero")[there]
-        unmoved = np.maximum(rows.stat("zero")[here] - grad.stat("zero")[there], 0)
-        for step, stay, move in zip(steps.tolist(), unmoved.tolist(), with_gradient.tolist(), strict=True):
+        if not np.array_equal(rows.steps, grad.steps):
+            _, here, there = np.intersect1d(rows.steps, grad.steps, return_indices=True)
+            rows, grad = rows.take(here), grad.take(there)
+        with_gradient = grad.stat("count") - grad.stat("zero")
+        unmoved = np.maximum(rows.stat("zero") - grad.stat("zero"), 0)
+        for step, stay, move in zip(
+            rows.steps.tolist(), unmoved.tolist(), with_gradient.tolist(), strict=True
+        ):
             if step not in idle:
                 equal[step] = equal.get(step, 0.0) + min(stay, move)
                 moving[step] = moving.get(step, 0.0) + move
@@ -318,11 +325,13 @@ def _put_back(case: Case) -> Iterator[Found]:
         moved = updates.get(number)
         if moved is None or not is_matrix(case.sites.get(number)) or not (moved.stat("l2") > 0).all():
             continue
-        rows = weights.take(np.isin(weights.steps, moved.steps))  # a scaler's skipped steps move nothing
+        rows = weights
+        if not np.array_equal(weights.steps, moved.steps):  # a scaler's skipped steps move nothing
+            rows = weights.take(np.isin(weights.steps, moved.steps))
         if rows.hashes is None or len(rows) < 6:
             continue
         held += 1
-        if len(np.unique(rows.hashes)) == 1:
+        if (rows.hashes == rows.hashes[0]).all():
             same += 1
             first, step, count = first or case.name(number), int(rows.steps[0]), len(rows)
     if held and same == held:
