@@ -36,6 +36,7 @@ class Schedule:
         self._cost = 0.0
         self._since_last = 0
         self._probed_at = 0
+        self._looks_from = 0
 
     def is_due(self, step: int) -> bool:
         """Return whether this step is recorded in full."""
@@ -60,6 +61,18 @@ class Schedule:
         self._forced_until = max(self._forced_until, step + steps - 1)
         if is_probed:
             self._found_until = max(self._found_until, step + steps - 1)
+
+    def look_again(self, step: int, *, steps: int) -> None:
+        """Give the rules a closer look at some recorded steps from here on; the loop is not what it was."""
+        self._looks_from = step
+        if self.every is None:
+            self.force(step, steps=steps)
+        else:
+            self._found_until = max(self._found_until, step + steps * self.every - 1)
+
+    def is_first(self, step: int, *, steps: int) -> bool:
+        """Return whether a step is among the first so many of the run, or since the rules look again."""
+        return step - self._looks_from < steps
 
     @property
     def cost_seconds(self) -> float:

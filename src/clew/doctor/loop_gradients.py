@@ -67,8 +67,10 @@ def missing_zero_grad(case: Case) -> Iterator[Found]:
     "gradients-erased",
     severity="error",
     watches="gradients between backward and the step of their optimizer",
-    threshold="backward gave gradients, all were cleared, the step found none; 2 steps",
-    silent="needs all three in this order, with no forward in between",
+    threshold="backward gave gradients, all were cleared, the step found none, 2 steps; or only the last of several "
+    "equal passes on new data had any left, 3 steps",
+    silent="needs all three in this order, with no forward in between; passes of an attack, of another loss or at "
+    "other weights are not equal",
     hint="clear gradients before backward or after the step, never between them",
     needs=("probe:gradients", "optimizer"),
     explains=("O11", "O10", "O09", "V02", "D06", "L08", "M03", "M05", "O13"),
@@ -84,6 +86,16 @@ def gradients_erased(case: Case) -> Iterator[Found]:
             f"{said_at(notes[0]['source'])}: move the clearing behind the step or before the backward"
         )
         yield _found(notes, hint, cleared_at=place(cleared) or "unknown")
+        return
+    thrown = _list_of(case, "discarded", least=3)
+    if thrown:
+        name, passes = thrown[0]["optimizer"], int(thrown[0]["passes"])
+        cleared = thrown[0]["cleared"]
+        hint = (
+            f"the gradients of {passes - 1} of {passes} backward passes are cleared{said_at(cleared)} before "
+            f"{name}.step(){said_at(thrown[0]['source'])} can use them: clear once for each step, after it"
+        )
+        yield _found(thrown, hint, passes_for_each_step=passes, used=1)
 
 
 @rule(

@@ -57,6 +57,11 @@ class CallProbe:
         patches.listen(self.events.on_stepped, self._see_stepped)
         self.recorder.note("probe", {"probe": "calls"})
 
+    def look_again(self) -> None:
+        """Look into the next calls of every model."""
+        for seen in self._seen.values():
+            seen.training = 0
+
     def _let_go(self) -> None:
         self.recorder.around = None
 

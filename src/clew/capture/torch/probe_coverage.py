@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.torch.glance import glance
-from clew.capture.torch.probe_unreached import CallLog, tell_unreached
+from clew.capture.torch.probe_lost import LostGradients
+from clew.capture.torch.probe_unreached import CallLog, tell_cut, tell_unreached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,6 +79,7 @@ class CoverageProbe:
         self.events = events
         self.optimizers = optimizers
         self.calls = CallLog()
+        self._lost = LostGradients()
         self._trained: dict[int, _Trained] = {}
         self._passes = 0
         self._made = 0
@@ -100,10 +102,16 @@ class CoverageProbe:
         patches.on_undo(self._finish)
         self.recorder.note("probe", {"probe": "coverage"})
 
+    def look_again(self) -> None:
+        """Look who holds what and who is reached in the next steps."""
+        self._at, self._growth_looks = (-1, -1, -1, -1), _STEPS
+        self._lost.begin()
+
     # ---------------------------------------------------------------- what happens
 
     def _see_call(self, call: Call) -> None:
         self.calls.add(call.module, call.entry.name)
+        self._lost.see_call(call)
         if call.entry.name.startswith("<"):
             self._see_stranger(call.module)
 
@@ -115,6 +123,7 @@ class CoverageProbe:
 
     def _see_pass(self, begins: bool) -> None:
         self._passes += begins
+        self._lost.see_pass(begins)
         if not begins:
             for state in self._trained.values():
                 if not state.is_told:
@@ -138,9 +147,12 @@ class CoverageProbe:
             table = self._trained
             state = table[key] = _Trained(optimizer, lambda _: table.pop(key, None))
         self._see_growth()
-        if state.passes == self._passes or (state.is_told and state.steps > _LATER_STEPS):
+        if state.passes == self._passes:
             return
         state.passes = self._passes
+        self._see_lost(state, optimizer)
+        if state.is_told and state.steps > _LATER_STEPS:
+            return
         state.steps += 1
         if not state.is_told:
             self._see_missing(state, optimizer)
@@ -196,14 +208,29 @@ class CoverageProbe:
     def _tell_unreached(
         self, state: _Trained, optimizer: torch.optim.Optimizer, wanting: list[torch.Tensor]
     ) -> None:
-        tops = [top for tree in self.recorder.registry.living_trees() if (top := tree.ref()) is not None]
-        report = tell_unreached(self.calls, wanting, tops=tops, is_late=state.steps >= _LATER_STEPS)
+        report = tell_unreached(
+            self.calls, wanting, tops=self._list_tops(), is_late=state.steps >= _LATER_STEPS
+        )
         if not report:
             return
         state.is_told = True
         known = self.events.know(optimizer).tell()
         for each in report:
             self.recorder.note("unreached", {**known, "steps": state.steps, **each})
+
+    def _see_lost(self, state: _Trained, optimizer: torch.optim.Optimizer) -> None:
+        """Look whether parameters that had gradients get none any more since the loop has changed."""
+        cut = self._lost.see_step(optimizer)
+        if cut is None:
+            return
+        never = {id(parameter) for parameter in state.never}
+        wanting = [p for p in cut.parameters if p.requires_grad and id(p) not in never]
+        told = tell_cut(self.calls, wanting, tops=self._list_tops(), cut=cut)
+        if told is not None:
+            self.recorder.note("unreached", {**self.events.know(optimizer).tell(), **told})
+
+    def _list_tops(self) -> list[torch.nn.Module]:
+        return [top for tree in self.recorder.registry.living_trees() if (top := tree.ref()) is not None]
 
     def _finish(self) -> None:
         """The run ends: what has had no gradient in a short run is told with its few steps."""

@@ -100,7 +100,7 @@ class DataProbe:
 
     def _see_sizes(self, batch: Any) -> None:
         """Features and labels that do not belong together: so many of one, another number of the other."""
-        if self._uneven >= _MOST_NOTES or self.recorder.step >= _FIRST_STEPS:
+        if self._uneven >= _MOST_NOTES or not self._is_first():
             return
         parts = list(batch.values()) if isinstance(batch, dict) else batch
         if not isinstance(parts, (list, tuple)) or len(parts) != 2:
@@ -123,6 +123,9 @@ class DataProbe:
                 },
             )
 
+    def _is_first(self) -> bool:
+        return self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_STEPS)
+
     # ---------------------------------------------------------------- what a model is given
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
@@ -134,7 +137,7 @@ class DataProbe:
         if self._waiting is not None and next(module.parameters(), None) is not None:
             self._see_fetched(self._waiting)
             self._waiting = None
-        if self.recorder.step < _FIRST_STEPS and module.training and not self.recorder.in_backward:
+        if module.training and self._is_first() and not self.recorder.in_backward:
             self._see_inputs(module, args, kwargs)
             self._see_repeated(args, kwargs)
 

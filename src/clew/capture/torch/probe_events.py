@@ -18,12 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from clew.capture.clock import CLEW
 from clew.capture.frame_variables import variables_of
 from clew.capture.torch.naming import user_frames
+from clew.capture.torch.probe_signature import CLEARED, CLIPPED, SCALED, SCALER_STEP
 from clew.capture.torch.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clew.capture.torch.patches import Patches
+    from clew.capture.torch.probe_signature import Signature
     from clew.capture.torch.recorder import Recorder
 
 _OWN: Final = tuple(
@@ -76,6 +78,10 @@ class LoopEvents:
         """The state of a scheduler was loaded."""
         self.on_loader: list[Callable[[Any, Any], None]] = []
         """A data loader begins to give batches, through an iterator."""
+        self.signature: Signature | None = None
+        """Told of everything by the shortest way, in every step and also while all listeners rest."""
+        self.on_changed: list[Callable[[], None]] = []
+        """The signature has found a change, an optimizer has stepped, and all other listeners were told."""
         self._known: dict[int, Known] = {}
         self._at_making = [self._note_line]
 
@@ -124,6 +130,8 @@ class LoopEvents:
 
     @uncompiled
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.signature is not None:
+            self.signature.see_stepping(optimizer)
         if self.on_stepping:
             self.tell(self.on_stepping, optimizer, _has_closure(args, kwargs))
 
@@ -131,6 +139,8 @@ class LoopEvents:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.on_stepped:
             self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
+        if self.signature is not None and self.signature.reason:
+            self.tell(self.on_changed)
 
     def _note_line(self, optimizer: torch.optim.Optimizer) -> None:
         self.know(optimizer).source = find_line(optimizer)
@@ -150,6 +160,8 @@ class LoopEvents:
             if torch.compiler.is_compiling():
                 return original(owner, *args, **kwargs)
             result = original(owner, *args, **kwargs)
+            if self.signature is not None:
+                self.signature.see(CLEARED)
             if self.on_cleared:
                 self.tell(self.on_cleared, owner)
             return result
@@ -162,6 +174,8 @@ class LoopEvents:
             parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
         ) -> Any:
             if not torch.compiler.is_compiling() and isinstance(parameters, list):
+                if self.signature is not None:
+                    self.signature.see(CLIPPED)
                 self.tell(self.on_clipped, parameters, total_norm)
             return original(parameters, max_norm, total_norm, *args, **kwargs)
 
@@ -173,6 +187,8 @@ class LoopEvents:
         @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
+            if self.signature is not None:
+                self.signature.see(SCALED)
             self.tell(self.on_scaled, scaler)
             return result
 
@@ -181,6 +197,8 @@ class LoopEvents:
     def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self.signature is not None:
+                self.signature.see(SCALER_STEP)
             self.tell(self.on_scaler_step, scaler, optimizer, True)
             try:
                 return original(scaler, optimizer, *args, **kwargs)

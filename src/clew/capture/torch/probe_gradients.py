@@ -35,6 +35,7 @@ _IDLE_PASSES: Final = 256
 
 _MOST_ELEMENTS: Final = 4096
 _MOST_NOTES: Final = 4
+_MOST_IN_ALL: Final = 64
 
 
 class _Stamp(NamedTuple):
@@ -69,11 +70,20 @@ class _State:
         self.smallest: torch.Tensor | None = None
         self.size = -1
         self.steps = 0
+        self.looks_from = 0
+        self.judged = 0
+        """Steps of the present look that were judged; what went wrong is counted among these."""
         self.passes = passes
         self.counts: dict[str, int] = {}
         self.was_early = False
         self.is_testing = False
         self.sum = 0.0
+
+    def end_look(self) -> None:
+        """Forget the gradients that were followed, and count anew in the next look."""
+        self.held, self.smallest, self.size = [], None, -1
+        self.counts.clear()
+        self.judged, self.is_testing = 0, False
 
 
 class _Clip(NamedTuple):
@@ -96,6 +106,7 @@ class GradientProbe:
         """A forward with gradients has no backward yet."""
         self._clip: _Clip | None = None
         self._cleared_at = ""
+        self._told: dict[str, int] = {}
         self._is_active = True
 
     def install(self, patches: Patches) -> None:
@@ -108,6 +119,13 @@ class GradientProbe:
         patches.listen(self.events.on_stepping, self._see_stepping)
         patches.listen(self.events.on_stepped, self._see_stepped)
         self.recorder.note("probe", {"probe": "gradients"})
+
+    def look_again(self) -> None:
+        """Follow the next steps of every optimizer."""
+        for state in self._states.values():
+            state.looks_from = state.steps
+            state.end_look()
+        self._clip, self._is_fresh, self._is_active = None, False, True
 
     # ---------------------------------------------------------------- what happens
 
@@ -144,6 +162,7 @@ class GradientProbe:
         if not self._is_looking(state):
             return
         _choose(state)
+        state.judged += 1
         if not has_closure:
             self._judge(state, optimizer)
 
@@ -158,7 +177,7 @@ class GradientProbe:
                 held.is_stale = False
             state.sum = _sum(state.smallest.grad) if state.smallest is not None else 0.0
         else:
-            state.held, state.smallest, state.size = [], None, -1
+            state.end_look()
         state.steps += 1
         state.passes = self._passes
         self._is_active = any(self._is_looking(each) for each in self._states.values())
@@ -224,7 +243,8 @@ class GradientProbe:
 
     def _note(self, state: _State, optimizer: torch.optim.Optimizer, problem: str, **more: Any) -> None:
         count = state.counts[problem] = state.counts.get(problem, 0) + 1
-        if count > _MOST_NOTES:
+        told = self._told[problem] = self._told.get(problem, 0) + 1
+        if count > _MOST_NOTES or told > _MOST_IN_ALL:
             return
         known = self.events.know(optimizer)
         self.recorder.note(
@@ -233,7 +253,7 @@ class GradientProbe:
                 "problem": problem,
                 **known.tell(),
                 "count": count,
-                "steps": state.steps + 1,
+                "steps": state.judged,
                 "followed": len(state.held),
                 "source": find_line(),
                 **more,
@@ -263,7 +283,7 @@ class GradientProbe:
         if self._passes - state.passes >= _IDLE_PASSES:
             return False
         every, length = _SOON if state.steps < _LATER[0] else _LATER
-        return state.steps < _FIRST_STEPS or state.steps % every < length
+        return state.steps - state.looks_from < _FIRST_STEPS or state.steps % every < length
 
 
 def _choose(state: _State) -> None:

@@ -9,6 +9,7 @@ from clew.capture.torch.probe_calls import CallProbe
 from clew.capture.torch.probe_checkpoint import CheckpointProbe
 from clew.capture.torch.probe_coverage import CoverageProbe
 from clew.capture.torch.probe_data import DataProbe
+from clew.capture.torch.probe_discarded import DiscardProbe
 from clew.capture.torch.probe_error import ErrorProbe
 from clew.capture.torch.probe_evaluation import EvaluationProbe
 from clew.capture.torch.probe_events import LoopEvents
@@ -43,6 +44,7 @@ def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, saved: Saved
     modes = ModeProbe(recorder, events)
     structure: tuple[Lens, ...] = (
         GradientProbe(recorder, events),
+        DiscardProbe(recorder, events),
         LossProbe(recorder, saved, optimizers),
         CallProbe(recorder, events, modes),
         DataProbe(recorder, events, saved),

@@ -70,6 +70,10 @@ class LossProbe:
         patches.listen(self.recorder.on_pass, self._see_pass)
         self.recorder.note("probe", {"probe": "loss"})
 
+    def look_again(self) -> None:
+        """Look at the next losses of every form."""
+        self._looks.clear()
+
     # ---------------------------------------------------------------- what a loss is made of
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -80,7 +84,7 @@ class LossProbe:
         self._models.setdefault(id(module), weakref.ref(module))
         for _, leaf in walk(output):
             if leaf.grad_fn is not None:
-                is_first = self.recorder.step < _FIRST_LOSSES
+                is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_LOSSES)
                 highest = _find_highest(leaf) if is_first else 0.0
                 is_share = is_first and 0 < highest <= 1.0 and _are_shares(leaf)
                 number = leaf.grad_fn._sequence_nr()
@@ -112,7 +116,8 @@ class LossProbe:
     def _should_look(self, loss: torch.Tensor) -> bool:
         form = _name_form(loss.grad_fn)
         looks = self._looks.get(form, 0)
-        if looks >= _LOOKS and self.recorder.step < _FIRST_STEPS and not _is_bad(loss):
+        is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_STEPS)
+        if looks >= _LOOKS and is_first and not _is_bad(loss):
             return False
         if form not in self._looks and len(self._looks) >= _MOST_FORMS:
             return False

@@ -77,7 +77,9 @@ class PrecisionProbe:
             self._note("clip")
 
     def _see_scaler_step(self, scaler: Any, optimizer: torch.optim.Optimizer, begins: bool) -> None:
-        self._inside += 1 if begins else -1
+        self._inside = max(
+            self._inside + (1 if begins else -1), 0
+        )  # one that began while this was resting ends
         if not begins:
             self._stepped.add(id(optimizer))
         if begins and self._is_scaled_pass and _scale_of(scaler) > 1.0:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from clew.capture.torch.probe_events import find_line
+from clew.capture.torch.probe_signature import SEEDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,6 +105,8 @@ class RepeatProbe:
             result = original(*args, **kwargs)
             value = args[0] if args else next(iter(kwargs.values()), None)
             if isinstance(value, int):
+                if self.events.signature is not None:
+                    self.events.signature.see(SEEDED)
                 self.events.tell(told, name, value)
             return result
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from clew.capture.torch.probe_signature import FORWARD, QUIET, Signature
 
 if TYPE_CHECKING:
     from clew.capture.torch.optimizers import OptimizerLens
@@ -13,20 +19,44 @@ if TYPE_CHECKING:
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
 
+    Listening = list[tuple[list[Any], Any]]
+
 _LOOP_STEPS: Final = 300
 """Steps after which the structure of a loop has been seen."""
 
 _CALM_STEPS: Final = 3
 """Steps in a row without anything new after which the probes rest (again)."""
 
+_LOOK_STEPS: Final = 24
+"""Steps for which all probes look again when the loop has changed; so many of these are recorded and probed:"""
+_PROBED_STEPS: Final = 6
+
+
+@runtime_checkable
+class LooksAgain(Protocol):
+    """A probe that looks closer at the first steps, and again at those after a change."""
+
+    def look_again(self) -> None:
+        """Begin as if the run had just begun; what is known of it stays known."""
+
+
+class _Root:
+    """A model that was called, and the ways in which: with gradients, in training, on something to learn from."""
+
+    __slots__ = ("modes", "ref")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.ref = weakref.ref(module)
+        self.modes = 0
+
 
 class Rest:
-    """Tells a step that is like the others from one that is not, at the price of one question a step.
+    """Tells a step that is like the others from one that is not, at the price of a few look-ups a step.
 
-    Like the others is a call of a model that has been trained before, in training mode and with gradients, on data of
-    a set that was seen before. Anything else (an evaluation, a model that stays in eval mode, a new model or
-    optimizer) wakes the probes until some steps are calm again. Those of the structure alone are not needed again.
-    While the others rest, they are told of the root calls in steps that are probed.
+    There are two ways to be different. What the signature of the loop has never seen (another order of events, other
+    operations in the loss, gradients that fail to come, new layers) makes all probes look again as at the start. A
+    call that is no call of a model in training on known data (an evaluation, a new model) wakes those that follow
+    models until some steps are calm again. While they rest, they are told of the root calls in steps that are probed.
     """
 
     def __init__(
@@ -41,32 +71,78 @@ class Rest:
         self.recorder = recorder
         self.events = events
         self.optimizers = optimizers
+        self.signature = Signature(recorder)
         self._structure = structure
         self._others = others
         self._patches: Patches | None = None
-        self._resting: list[tuple[list[Any], Any]] = []
-        self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._resting: Listening = []
+        self._resting_structure: Listening = []
+        self._roots: dict[int, _Root] = {}
         self._data: set[int] = set()
         self._iterator: weakref.ref[Any] | None = None
         self._known = (-1, -1)
         self._calm = 0
         self._is_past_structure = False
+        self._has_grown = False
 
     def install(self, patches: Patches) -> None:
         """Begin to follow the loop."""
         self._patches = patches
-        self._resting, self._calm, self._is_past_structure = [], 0, False
+        self._resting, self._resting_structure, self._calm = [], [], 0
+        self._is_past_structure = False
         self.recorder.sentinel = self._see_root
+        self.events.signature = self.signature
         patches.on_undo(self._leave)
+        patches.on_undo(register_module_module_registration_hook(self._see_part).remove)
+        patches.on_undo(register_module_parameter_registration_hook(self._see_part).remove)
+        patches.listen(self.recorder.on_each_loss, self.signature.see_loss)
         patches.listen(self.recorder.on_batch, self._see_batch)
+        patches.listen(self.events.on_made, self._see_made)
         patches.listen(self.events.on_stepped, self._see_stepped)
+        patches.listen(self.events.on_changed, self._look_again)
 
     def _leave(self) -> None:
         self.recorder.sentinel = None
+        self.events.signature = None
+
+    # ---------------------------------------------------------------- a loop that changes
+
+    def _see_part(self, module: torch.nn.Module, _name: str, part: Any) -> None:
+        """A model that is trained gets another layer or parameter."""
+        registry = self.recorder.registry
+        if part is None or self.recorder.asleep or id(module) not in registry.modules:
+            return
+        if id(part) not in registry.modules and id(part) not in registry.tensors:
+            self._has_grown = True
+            self.signature.notice("model")
+
+    def _see_made(self, _optimizer: torch.optim.Optimizer) -> None:
+        self.signature.notice("optimizer")
+
+    def _look_again(self) -> None:
+        """All probes look as at the start; an optimizer has just stepped, so that none sees half a step."""
+        recorder = self.recorder
+        reason = self.signature.reason
+        self.signature.begin_look()
+        recorder.schedule.look_again(recorder.step + 1, steps=_PROBED_STEPS)
+        self._calm = 0
+        self._wake()
+        if self._has_grown:
+            self._has_grown = False
+            for tree in list(recorder.registry.living_trees()):
+                recorder.registry.refresh(tree)
+        for probe in (*self._structure, *self._others):
+            if isinstance(probe, LooksAgain):
+                probe.look_again()
+        recorder.note("look", {"reason": reason})
+
+    # ---------------------------------------------------------------- a call unlike the others
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         try:
-            is_like_others = self._is_like_others(module)
+            is_like_others = self._is_like_others(module, output)
+            if self.signature.reason and not self.optimizers.seen:
+                self._look_again()  # weights are written by hand here: no step of an optimizer comes
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self.recorder.sentinel = None
             self._wake()
@@ -76,7 +152,7 @@ class Rest:
             self._calm = 0
             if self._resting:
                 # Those that wake now are told of this call as all others are; first of the batch they have missed.
-                woken = self._wake()
+                woken = self._wake(with_structure=False)
                 batch = self.recorder.flight.last_batch
                 iterator = self._iterator() if self._iterator is not None else None
                 if iterator is not None and batch is not None:
@@ -84,20 +160,28 @@ class Rest:
         elif self._resting and self.recorder.probing:
             self._tell(self._resting, self.recorder.on_root, module, args, kwargs, output)
 
-    def _is_like_others(self, module: torch.nn.Module) -> bool:
+    def _is_like_others(self, module: torch.nn.Module, output: Any) -> bool:
+        is_training = module.training and torch.is_grad_enabled()
+        root = self._roots.get(id(module))
+        if root is None or root.ref() is not module:
+            if next(module.parameters(), None) is None:
+                return is_training  # a criterion: many loops make a new one in every step
+            root = self._roots[id(module)] = _Root(module)
+            return False
+        self.signature.see(FORWARD if is_training else QUIET)
+        has_graph = False
+        if type(output) is torch.Tensor:
+            has_graph = output.requires_grad
+            if output.ndim:
+                self.signature.batch = output.size(0)
+        mode = 1 << (is_training | has_graph << 1 | module.training << 2)
+        if not root.modes & mode and self.signature.notice("mode"):
+            root.modes |= mode
         known = (len(self.optimizers.entries), len(self.recorder.registry.tensors))
         if known != self._known:
             self._known = known
             return False
-        if not module.training or not torch.is_grad_enabled():
-            return False
-        root = self._roots.get(id(module))
-        if root is not None and root() is module:
-            return True
-        if next(module.parameters(), None) is None:
-            return True  # a criterion: many loops make a new one in every step
-        self._roots[id(module)] = weakref.ref(module)
-        return False
+        return is_training
 
     def _see_batch(self, iterator: Any, batch: Any) -> None:
         key = id(getattr(iterator, "_dataset", None))
@@ -106,30 +190,38 @@ class Rest:
             self._data.add(key)
             self._calm = 0
             if self._resting:
-                self._tell(self._wake(), self.recorder.on_batch, iterator, batch)
+                self._tell(self._wake(with_structure=False), self.recorder.on_batch, iterator, batch)
+
+    # ---------------------------------------------------------------- resting
 
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         self._calm += 1
-        if self.recorder.step < _LOOP_STEPS or self._patches is None:
+        recorder, patches = self.recorder, self._patches
+        if recorder.step < _LOOP_STEPS or patches is None:
+            return
+        if recorder.schedule.is_first(recorder.step, steps=_LOOK_STEPS):
             return
         if not self._is_past_structure:
             self._is_past_structure = True
-            self._patches.hush(self._structure)
+            self._resting_structure = patches.hush(self._structure)
         if self._calm >= _CALM_STEPS:
             lists = (
                 self.recorder.on_root, self.recorder.on_pass, self.recorder.on_grad, self.recorder.on_batch,
                 self.events.on_stepping, self.events.on_stepped, self.events.on_cleared,
             )  # fmt: skip
-            self._resting = self._patches.hush(self._others, lists)
-            self._resting += self._patches.hush((self,), (self.events.on_stepped,))
+            self._resting = patches.hush(self._others, lists)
+            self._resting += patches.hush((self,), (self.events.on_stepped,))
 
-    def _wake(self) -> list[tuple[list[Any], Any]]:
+    def _wake(self, *, with_structure: bool = True) -> Listening:
         woken, self._resting = self._resting, []
+        if with_structure:
+            woken += self._resting_structure
+            self._resting_structure, self._is_past_structure = [], False
         for listeners, listener in woken:
             listeners.append(listener)
         return woken
 
-    def _tell(self, resting: list[tuple[list[Any], Any]], listeners: list[Any], *what: Any) -> None:
+    def _tell(self, resting: Listening, listeners: list[Any], *what: Any) -> None:
         told = [listener for each, listener in resting if each is listeners]
         everybody = told.copy()
         self.recorder.ask(told, *what)

@@ -10,6 +10,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from clew.capture.torch.probe_lost import Cut
+
 _MOST_NAMES: Final = 8
 _MOST_ELEMENTS: Final = 2048
 _ALIKE: Final = 0.7
@@ -155,6 +157,28 @@ def tell_unreached(
     if unused:
         found.append({"form": "unused", **_tell_places(unused, missing)})
     return found
+
+
+def tell_cut(
+    calls: CallLog, wanting: list[torch.Tensor], *, tops: list[torch.nn.Module], cut: Cut
+) -> dict[str, Any] | None:
+    """Return what is to be said about parameters that had gradients and lost them, or None without a module to name."""
+    missing = {id(parameter) for parameter in wanting}
+    places = {id(p): place for root in [*tops, *calls.roots()] for p, place in _list_places(root)}
+    found = [places[id(p)] for p in wanting if id(p) in places]
+    found = [each for each in found if id(each.module) in cut.called and _is_cut(calls, each, missing)]
+    if not found:
+        return None
+    orders = [calls.called[id(place.module)] for place in found if id(place.module) in calls.called]
+    last = max(orders, key=lambda each: each.order, default=None)
+    return {
+        "form": "cut",
+        "steps": cut.steps,
+        **_tell_places(found, missing),
+        "before": last.name if last is not None else found[-1].path,
+        "after": cut.users[0],
+        "without_grad": all(cut.called[id(place.module)] for place in found),
+    }
 
 
 def _list_places(root: torch.nn.Module) -> Iterator[tuple[torch.Tensor, _Place]]:

@@ -1,0 +1,239 @@
+"""A cheap signature of the loop: what happens in which order, where, on which graph, with which gradients.
+
+It is taken in every step, also while the probes rest, so each part of it is a few table look-ups. What it has never
+seen before is reason for all probes to look again as they did at the start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from clew.capture.torch.recorder import Recorder
+
+FORWARD, QUIET, BACKWARD, CLEARED, STEP, CLIPPED, SCALED, SCALER_STEP, SEEDED = range(1, 10)
+"""What can happen in a loop; a quiet call is one without gradients or in eval mode."""
+
+_SETTLING: Final = 5
+"""Steps at the start, and after a change, in which whatever is new belongs to it."""
+
+_NEXT_LOOK: Final = 8
+_FREE_LOOKS: Final = 4
+"""Steps between two looks; after some looks ever more of them: such a loop changes all the time."""
+
+_MOST_HEADS: Final = 24
+_MOST_SIZES: Final = 8
+_MOST_PLACES: Final = 12
+_MOST_STATES: Final = 6
+"""A part of the signature with more values than that is no sign of anything."""
+
+_FOLLOWED: Final = 16
+_AT_ONCE: Final = 4
+"""Parameters of an optimizer whose gradients are followed, and how many of them in one step."""
+
+_HEAD_NODES: Final = 4
+_FRAMES: Final = 3
+_MOST_FRAMES: Final = 16
+_HIGH_LOSS: Final = 4.0
+_REDUCTIONS: Final = ("MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1")
+_OWN: Final = tuple(
+    f"{path.parent}{os.sep}" for path in (Path(torch.__file__), Path(__file__).resolve().parents[1])
+)
+
+
+class _Followed:
+    """A parameter: how often its gradient had been written to at the last visit, and how that number has grown."""
+
+    __slots__ = ("parameter", "states", "version")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+        self.version: int | None = None
+        self.states: set[int | None] = set()
+
+
+class _Held:
+    """An optimizer: the parameters that are followed, some in each of its steps."""
+
+    __slots__ = ("at", "groups", "parts", "ref")
+
+    def __init__(self, ref: weakref.ref[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
+        self.ref = ref
+        self.groups = len(optimizer.param_groups)
+        self.at = 0
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        chosen = parameters[:: max(1, -(-len(parameters) // _FOLLOWED))]
+        followed = [_Followed(parameter) for parameter in chosen]
+        self.parts = [followed[at : at + _AT_ONCE] for at in range(0, len(followed), _AT_ONCE)] or [[]]
+
+
+class Signature:
+    """Tells when something in the loop is as it never was before; ``reason`` says what, until a look begins."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.reason = ""
+        self.batch = 0
+        """The first dimension of what the last model gave."""
+        self._looks = 0
+        self._learns_until = _SETTLING
+        self._hears_from = 0
+        self._last = 0
+        self._order = bytearray(256)
+        self._held: dict[int, _Held] = {}
+        self._heads: set[Any] = set()
+        self._is_reduction: dict[type, bool] = {}
+        self._sizes: set[int] = set()
+        self._number = 0
+        self._places: set[tuple[int, ...]] = set()
+        self._codes: dict[int, tuple[CodeType, bool]] = {}
+        self._highest = 0.0
+        self._is_negative = False
+        self._has_failed = False
+
+    def begin_look(self) -> None:
+        """All probes look again: what comes now is known, and a loop that changes all the time is used to change."""
+        self.reason = ""
+        self._looks += 1
+        self._learns_until = self.recorder.step + _SETTLING
+        gap = _NEXT_LOOK << min(max(self._looks - _FREE_LOOKS, 0), 20)
+        self._hears_from = self.recorder.step + gap
+
+    def notice(self, reason: str) -> bool:
+        """Take something new; return whether it is known from now on, or comes too soon after the last change."""
+        step = self.recorder.step
+        if step < self._learns_until:
+            return True
+        if step < self._hears_from:
+            return False
+        self.reason = self.reason or reason
+        return True
+
+    # ---------------------------------------------------------------- the order of events
+
+    def see(self, event: int) -> None:
+        """Take one event: what counts is that it has followed the last one before."""
+        pair = self._last << 4 | event
+        self._last = event
+        if not self._order[pair] and self.notice("order"):
+            self._order[pair] = 1
+
+    # ---------------------------------------------------------------- the loss
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        """Take the root of a backward pass: the operations it ends in, and how many there were since the last."""
+        self.see(BACKWARD)
+        if is_functorch_wrapped_tensor(loss):
+            return
+        node = loss.grad_fn
+        if node is not None and len(self._sizes) < _MOST_SIZES:
+            number = node._sequence_nr()
+            size, self._number = number - self._number, number
+            if size not in self._sizes and self.notice("graph"):
+                self._sizes.add(size)
+        head = self._read_head(node)
+        if head not in self._heads and len(self._heads) < _MOST_HEADS and self.notice("loss"):
+            self._heads.add(head)
+
+    def _read_head(self, node: Any) -> tuple[Any, ...]:
+        """Return the last operations of a loss, and the form of what was averaged: one number a sample, or a square."""
+        head: list[Any] = []
+        for _ in range(_HEAD_NODES):
+            if node is None:
+                break
+            kind = type(node)
+            head.append(kind)
+            is_reduction = self._is_reduction.get(kind)
+            if is_reduction is None:
+                is_reduction = self._is_reduction[kind] = kind.__name__ in _REDUCTIONS
+            if is_reduction:
+                batch = self.batch
+                sizes = node._saved_self_sym_sizes
+                head.append(tuple([0 if size == 1 else 1 if size == batch else 2 for size in sizes]))
+            before = node.next_functions
+            node = before[0][0] if before else None
+        return tuple(head)
+
+    # ---------------------------------------------------------------- steps
+
+    def see_stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step: take its place in the program, and how its gradients came about."""
+        self.see(STEP)
+        if self._has_failed:
+            return
+        try:
+            self._see_place()
+            self._see_gradients(optimizer)
+            self._see_level()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._has_failed = True
+            self.recorder.guard.fault(error, "signature of the loop", step=self.recorder.step)
+
+    def _see_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """A gradient that is there as always has been written to as often as always since the last visit."""
+        held = self._held.get(id(optimizer))
+        if held is None or held.groups != len(optimizer.param_groups):
+            held = self._follow(optimizer)
+        part = held.parts[held.at]
+        held.at = held.at + 1 if held.at + 1 < len(held.parts) else 0
+        for each in part:
+            gradient = each.parameter.grad
+            if gradient is None:
+                state = None
+            else:
+                version = gradient._version
+                before, each.version = each.version, version
+                if before is None:
+                    continue
+                state = version - before
+            states = each.states
+            if state not in states and len(states) < _MOST_STATES and self.notice("gradients"):
+                states.add(state)
+
+    def _follow(self, optimizer: torch.optim.Optimizer) -> _Held:
+        key, table = id(optimizer), self._held
+        if key in table:
+            self.notice("groups")
+        held = table[key] = _Held(weakref.ref(optimizer, lambda _: table.pop(key, None)), optimizer)
+        return held
+
+    def _see_place(self) -> None:
+        """Take the lines of the user that lead to this step: another phase is written somewhere else."""
+        frame: FrameType | None = sys._getframe(3)
+        place: list[int] = []
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            known = self._codes.get(id(code))
+            if known is None:
+                known = self._codes[id(code)] = (code, not code.co_filename.startswith(_OWN))
+            if known[1]:
+                place += (id(code), frame.f_lasti)
+                if len(place) >= 2 * _FRAMES:
+                    break
+            frame = frame.f_back
+        key = tuple(place)
+        if key not in self._places and len(self._places) < _MOST_PLACES and self.notice("place"):
+            self._places.add(key)
+
+    def _see_level(self) -> None:
+        """Take the loss: negative for the first time, or far above all others."""
+        loss = self.recorder.last_loss
+        if loss is None:
+            return
+        if loss < 0:
+            if not self._is_negative and self.notice("sign of the loss"):
+                self._is_negative = True
+            loss = -loss
+        if loss > self._highest and (loss < _HIGH_LOSS * self._highest or self.notice("level of the loss")):
+            self._highest = loss
