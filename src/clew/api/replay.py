@@ -10,7 +10,7 @@ from clew.api.world import find_obstacle
 from clew.errors import UsageError
 from clew.replay.exactness import read_recorded
 from clew.store.layout import rank_folder
-from clew.store.snapshots import list_batches, list_snapshots
+from clew.store.snapshots import list_batches, list_snapshots, list_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,6 +122,8 @@ def _make_plans(
             plans.append(Plan(run, step, rank, way, others=beside))
             continue
         snapshots = _list_common(run, [rank, *others])
+        if way == "snapshot":
+            reasons += _say_unfinished(run, rank, step)
         if others and not snapshots and way == "snapshot":
             reasons.append("the ranks have no snapshot of the same step")
         for snapshot in _choose_snapshots(snapshots, step, full):
@@ -142,6 +144,16 @@ def _make_plans(
             next_step="; ".join(reasons) or "no snapshot from before it was kept; run the script again",
         )
     return plans
+
+
+def _say_unfinished(run: Run, rank: int, step: int) -> list[str]:
+    """Return a sentence for each snapshot that would have served if the process had lived to finish it."""
+    unfinished = list_unfinished(rank_folder(run.path, rank)) if run.state != "recording" else []
+    return [
+        f"the snapshot of step {each} was not finished when the process ended, so it is left out"
+        for each in unfinished
+        if each <= step
+    ]
 
 
 def _list_common(run: Run, ranks: list[int]) -> list[StoredSnapshot]:

@@ -1,6 +1,6 @@
 """The language of breakpoints: a place in the model, an operation, a step or a source line, with a condition.
 
-``SITE:forward|backward|update [before|after] [if EXPR]``, ``op:NAME …``, ``step:N …``, ``FILE:LINE …``.
+``SITE[:forward|backward|update] [before|after] [if EXPR]``, ``op:NAME …``, ``step:N …``, ``FILE:LINE …``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _FORMS: Final = (
     "write 'layers.3:forward if out.abs().max() > 100', 'op:softmax', 'step:10' or 'train.py:42'; "
     "the phases are forward, backward, update, each with before or after"
 )
+_SIDE: Final = re.compile(r":\s*(before|after)$")
 _HEAD: Final = re.compile(r"(?P<head>.*?)(?:\s+if\s+(?P<condition>.*))?", re.DOTALL)
 
 
@@ -44,14 +45,23 @@ class Breakpoint:
         return self.text
 
 
+def covers(point: Breakpoint, name: str) -> bool:
+    """Return whether a pattern names a parameter, or a module that it belongs to."""
+    parts = name.split(".")
+    return any(point.matches(".".join(parts[:end])) for end in range(1, len(parts) + 1))
+
+
 def parse_breakpoint(text: str) -> Breakpoint:
     """Return the breakpoint that a text describes, or raise a UsageError that says what is wrong with it."""
     clean = " ".join(text.split())
     found = _HEAD.fullmatch(clean)
     assert found is not None  # both parts may be empty
     head, expression = found["head"].strip(), found["condition"]
-    if not head or ":" not in head:
-        raise _wrong(clean, "it names no place" if not head else f"'{head}' has no ':'")
+    if not head:
+        raise _wrong(clean, "it names no place")
+    if ":" not in head:
+        head = _complete(clean, head)
+    head = _SIDE.sub(r" \1", head)
     condition = _compile(clean, expression) if expression is not None else None
     place, _, rest = head.rpartition(":")
     words = rest.split()
@@ -62,6 +72,16 @@ def parse_breakpoint(text: str) -> Breakpoint:
     if words and words[0].isdigit():
         return _parse_line(clean, place, words, condition)
     return _parse_site(clean, place, words, condition)
+
+
+def _complete(text: str, head: str) -> str:
+    """A place without a phase is a module's forward; a file needs a line."""
+    place, _, rest = head.partition(" ")
+    if place.endswith(".py"):
+        raise _wrong(text, f"which line of '{place}'?")
+    if place in ("op", "step"):
+        raise _wrong(text, f"which {'operation' if place == 'op' else 'step'}?")
+    return f"{place}:{FORWARD} {rest}".rstrip()
 
 
 def _parse_step(text: str, words: list[str], condition: CodeType | None) -> Breakpoint:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOVES: Final = ("step", "next", "continue", "finish", "back", "goto")
 HELP: Final = {
     "step": ("step [N]", "go to the next operation (live: into or out of the next module)"),
-    "next": ("next [N]", "go on past the modules called from here"),
+    "next": ("next [N]", "go on past the modules called from here (live, at a line: to the next line)"),
     "continue": ("continue", "go on to the next breakpoint or to the end"),
     "finish": ("finish", "go on to the end of the module call that this is in"),
     "back": ("back [N]", "go back (a replayed step only)"),
@@ -110,6 +110,8 @@ class Debugger:
             return Reply("nothing")
         command, rest = split_command(text)
         try:
+            if text == "q" and ("q" in self.scratch.names or "q" in self._line_names(self.world.spot)):
+                raise UsageError("'q' is a name here, and short for quit", next_step="print q, or quit")
             if not command:
                 return self._evaluate(text)
             if command in MOVES:
@@ -138,8 +140,10 @@ class Debugger:
     def names(self) -> dict[str, Any]:
         """Return the names that an expression may use here."""
         spot = self.world.spot
-        own = spot.names[self._frame] if self._frame < len(spot.names) else {}
-        return {**_tools(), **own, **spot.extra}
+        return {**_tools(), **self._line_names(spot), **spot.extra}
+
+    def _line_names(self, spot: Spot) -> dict[str, Any]:
+        return spot.names[self._frame] if self._frame < len(spot.names) else {}
 
     # ---------------------------------------------------------------- moving
 
@@ -224,12 +228,16 @@ class Debugger:
             raise
         except Exception as error:  # noqa: BLE001 - whatever was typed may raise whatever it likes
             lines = traceback.format_exception_only(type(error), error)
-            names = [*self.names(), *HELP]
             wrong = getattr(error, "name", None) if isinstance(error, NameError) else None
             raise UsageError(
-                lines[-1].strip(), next_step=suggest(wrong, names) if isinstance(wrong, str) else ""
+                lines[-1].strip(),
+                next_step=suggest(wrong, self._known(wrong)) if isinstance(wrong, str) else "",
             ) from None
         return value, printed.getvalue()
+
+    def _known(self, wrong: str) -> list[str]:
+        """Return what may have been meant; short names are like too many commands."""
+        return [*self.names(), *(HELP if len(wrong) > 3 else ())]
 
     # ---------------------------------------------------------------- where to stop
 

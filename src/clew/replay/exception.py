@@ -15,6 +15,7 @@ from clew.replay.exception_hint import explain_message
 from clew.replay.exception_memory import is_out_of_memory, list_memory
 from clew.replay.exception_value import describe_names, describe_value
 from clew.replay.frames import is_tool_file, is_user_file
+from clew.replay.stack import is_machinery
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -99,14 +100,9 @@ def _failing_call(frames: list[tuple[FrameType, int]], *, reads: bool) -> dict[s
     """Return the innermost statement that is not of torch's own machinery, with the values of its names."""
     if not frames:
         return {"file": "", "line": 0, "text": "", "values": []}
-    telling = [pair for pair in frames if not _is_machinery(pair[0].f_code.co_filename)]
+    telling = [pair for pair in frames if not is_machinery(pair[0].f_code.co_filename)]
     frame, line = (telling or frames)[-1]
     return _describe_frame(frame, line, reads=reads)
-
-
-def _is_machinery(file: str) -> bool:
-    """Where torch passes a call on, its arguments have no names; a frame further out they still do."""
-    return "/torch/" in file and ("/torch/nn/" not in file or file.endswith("/nn/modules/module.py"))
 
 
 def _user_frames(frames: list[tuple[FrameType, int]], *, reads: bool) -> list[dict[str, Any]]:

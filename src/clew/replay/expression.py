@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 _FILE = "<typed>"
+_LONGEST_VALUE = 40
 
 
 def compile_condition(text: str) -> CodeType:
@@ -71,6 +72,16 @@ def differs(value: Any, before: Any) -> bool:
         return bool((value != before).any()) if hasattr(value, "any") else bool(value != before)
     except Exception:  # noqa: BLE001 - shapes that do not fit each other
         return True
+
+
+def spell(value: Any) -> str:
+    """Return a watched value in few words: a number as such, of anything longer its form."""
+    if hasattr(value, "numel"):
+        return (
+            f"{value.item():.6g}" if value.numel() == 1 and not value.is_complex() else f"{list(value.shape)}"
+        )
+    text = f"{value:.6g}" if isinstance(value, float) else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"a {type(value).__name__}"
 
 
 def _explain(source: str, error: SyntaxError | ValueError) -> UsageError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,17 +16,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from clew.capture.clock import REST
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.patches import Patches
-from clew.replay.breakpoint import AFTER, BACKWARD, BEFORE, FORWARD, UPDATE, Breakpoint
-from clew.replay.expression import differs, evaluate
+from clew.replay.breakpoint import AFTER, BACKWARD, BEFORE, FORWARD, UPDATE, Breakpoint, covers
+from clew.replay.expression import differs, evaluate, spell
 from clew.replay.guarded import undone
 from clew.replay.live_lines import LineStop
 from clew.replay.live_ops import OpStop
+from clew.replay.live_unmet import Unmet
 from clew.replay.live_world import LiveWorld, Stop
-from clew.replay.stack import live_frames
+from clew.replay.stack import live_frames, names_around
 from clew.replay.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from clew.capture.torch.recorder import Recorder
 
@@ -96,6 +98,13 @@ class Breaker:
         self._ops: OpStop | None = None
         self._lines: LineStop | None = None
         self._has_optimizer = False
+        self.unmet = Unmet(recorder, tell)
+        self.was_quit = False
+        """Whether somebody ended the program at the prompt."""
+        self.is_detached = False
+        """Whether somebody wants no more stops."""
+        self.has_steps = True
+        """Whether steps are counted; they are not where nothing is recorded."""
 
     # ---------------------------------------------------------------- where to stop
 
@@ -108,18 +117,23 @@ class Breaker:
         """Set a breakpoint; from now on its kind costs something."""
         self._points.everything.append(point)
         if point.kind == "line":
-            self._lines = self._lines or LineStop(self._see_line, self._tell)
-            self._lines.add(point)
+            self._see_lines().add(point)
             return
         self._see_calls()
         if point.kind == "op" and self._ops is None:
             self._tell(_FUSED)
-            self._ops = OpStop(self._see_op, lambda: self._points.of("op"))
+            self._ops = OpStop(self._see_op, lambda: self._points.of("op"), seen=self.unmet.operations)
             self._ops.start()
         if point.phase == UPDATE and not self._has_optimizer:
             self._has_optimizer = True
             self._patches.on_undo(register_optimizer_step_pre_hook(self._before_update).remove)
             self._patches.on_undo(register_optimizer_step_post_hook(self._after_update).remove)
+
+    def close(self) -> None:
+        """The training has ended: tell of places it never came to, and leave everything as it was found."""
+        if not self.was_quit:
+            self.unmet.close(self._points.everything)
+        self.remove()
 
     def remove(self) -> None:
         """Leave torch and Python as they were found."""
@@ -146,6 +160,11 @@ class Breaker:
     def unpause(self) -> None:
         """Take back a pause that the training has not come to."""
         self._paused = ""
+
+    def _see_lines(self) -> LineStop:
+        if self._lines is None:
+            self._lines = LineStop(self._see_line, self._see_next_line, tell=self._tell)
+        return self._lines
 
     # ---------------------------------------------------------------- module calls
 
@@ -200,7 +219,11 @@ class Breaker:
         if step not in self._steps_done:
             self._steps_done = {step}
             self._drop_handles()
+            if step:
+                self.unmet.check(self._points.everything)
             for point in self._points.of("step"):
+                if point.number == step:
+                    self.unmet.meet(point)
                 if point.number == step and self._holds(point, {"module": call.module, "args": call.args}):
                     self._stop(
                         Stop(f"step {step} begins", call.site, "", extra=_names_of(call, BEFORE, _MISSING))
@@ -221,19 +244,25 @@ class Breaker:
             self._stop(stop, call=around)
             return
         for point in self._points.of("site", FORWARD):
-            if point.moment == moment and point.matches(call.site) and self._holds(point, names):
+            if point.moment != moment or not point.matches(call.site):
+                continue
+            self.unmet.meet(point)
+            if self._holds(point, names):
                 self._stop(stop, point=point, call=around)
                 return
         self._see_watched(stop, names)
 
     def _see_watched(self, stop: Stop, names: dict[str, Any]) -> None:
-        for point in self._points.of("watch"):
-            value = self._evaluate(point, names, told=False)
+        watches = self._points.of("watch")
+        around = names_around(live_frames()) if watches else {}
+        for point in watches:
+            value = self._evaluate(point, {**around, **names}, told=False)
             before = self._watched.get(point.text, _MISSING)
             if value is not _MISSING:
                 self._watched[point.text] = value
             if value is not _MISSING and before is not _MISSING and differs(value, before):
-                self._stop(stop, point=point)
+                reason = f"{point.text} changed from {spell(before)} to {spell(value)}"
+                self._stop(replace(stop, reason=reason))
 
     # ---------------------------------------------------------------- gradients and updates
 
@@ -277,6 +306,7 @@ class Breaker:
     def _see_gradient(self, point: Breakpoint, call: Call, gradient: Any, what: str) -> None:
         if self._thread.is_busy or point not in self._points.everything:
             return
+        self.unmet.meet(point)
         names = {
             **_names_of(call, BEFORE, _MISSING),
             "out": gradient,
@@ -305,8 +335,9 @@ class Breaker:
                     "out": parameter, "args": (parameter.grad,), "grad": parameter.grad, "site": name,
                     "stats": Statistics(parameter), "optimizer": optimizer, "module": None,
                 }  # fmt: skip
-                for point in points:
-                    if _covers(point, name) and self._holds(point, names):
+                for point in (point for point in points if covers(point, name)):
+                    self.unmet.meet(point)
+                    if self._holds(point, names):
                         title = f"{moment} the update of {name}"
                         self._stop(Stop(title, name, UPDATE, extra=names), point=point)
                         return
@@ -316,18 +347,22 @@ class Breaker:
     def _see_op(self, point: Breakpoint, name: str, names: dict[str, Any]) -> None:
         if self._thread.is_busy:
             return
+        self.unmet.meet(point)
         site = self._thread.stack[-1].site if self._thread.stack else ""
         names = {**names, "site": site, "op": name}
         if self._holds(point, names):
             where = f" in {site}" if site else ""
             self._stop(Stop(f"{point.moment} {name}{where}", site, FORWARD, extra=names), point=point)
 
-    def _see_line(self, point: Breakpoint, frame: Any) -> None:
+    def _see_line(self, point: Breakpoint, frame: FrameType) -> None:
         if self._thread.is_busy:
             return
+        self.unmet.meet(point)
         if self._holds(point, {**frame.f_globals, **frame.f_locals}):
-            title = f"at {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-            self._stop(Stop(title, "", "", extra={}, frame=frame), point=point)
+            self._stop(Stop(_place_of(frame), "", "", extra={}, frame=frame), point=point)
+
+    def _see_next_line(self, frame: FrameType) -> None:
+        self._stop(Stop(_place_of(frame), "", "", extra={}, frame=frame))
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # In this order: a pause asked for meanwhile finds its listeners gone, or is found here.
@@ -363,6 +398,8 @@ class Breaker:
         thread, clock = self._thread, self.recorder.clock
         if thread.is_busy:
             return
+        if self._lines is not None:
+            self._lines.wait_no_more()
         thread.is_busy = True
         before = clock.switch(REST)
         reason = stop.reason or (f"stopped by {point.text}" if point is not None else "")
@@ -377,10 +414,13 @@ class Breaker:
         finally:
             thread.is_busy = False
             clock.switch(before)
+        if how == "next" and stop.frame is not None and self._see_lines().go_to_next(stop.frame):
+            how = "continue"
         self._go_on(how, call)
 
     def _go_on(self, how: str, call: Call | None) -> None:
-        depth = len(self._thread.stack)
+        # A call that was going on before anything was installed is not on the stack.
+        depth = max(len(self._thread.stack), 1)
         self._going = _Going(how if how in ("step", "next", "finish") else "continue", depth, call)
         if self._going.how != "continue":
             self._see_calls()
@@ -388,8 +428,10 @@ class Breaker:
             self._is_calling = False
             self._calls.undo()
         if how == "detach":
+            self.is_detached = True
             self.remove()
         if how == "quit":
+            self.was_quit = True
             self.remove()
             raise SystemExit(1)
 
@@ -419,15 +461,13 @@ class Breaker:
         self._handles.clear()
 
 
+def _place_of(frame: FrameType) -> str:
+    return f"at {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+
+
 def _settle(value: Any) -> Any:
     """A tensor is watched by its values, which the training may overwrite."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _covers(point: Breakpoint, name: str) -> bool:
-    """A pattern names a parameter, or a module that it belongs to."""
-    parts = name.split(".")
-    return any(point.matches(".".join(parts[:end])) for end in range(1, len(parts) + 1))
 
 
 def _names_of(call: Call, moment: str, output: Any) -> dict[str, Any]:

@@ -20,11 +20,16 @@ class OpStop(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls ``hit`` with a breakpoint, the name of the operation and the names for its condition."""
 
     def __init__(
-        self, hit: Callable[[Breakpoint, str, dict[str, Any]], None], points: Callable[[], list[Breakpoint]]
+        self,
+        hit: Callable[[Breakpoint, str, dict[str, Any]], None],
+        points: Callable[[], list[Breakpoint]],
+        *,
+        seen: set[str],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._hit = hit
         self._points = points
+        self._seen = seen
         self._pid = os.getpid()
 
     def start(self) -> None:
@@ -42,6 +47,7 @@ class OpStop(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if os.getpid() != self._pid:
             return func(*args, **kwargs)
         name = plain_name(func)
+        self._seen.add(name)
         wanted = [point for point in self._points() if point.matches(name)]
         if not wanted:
             return func(*args, **kwargs)

@@ -6,12 +6,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from clew.errors import UsageError
 from clew.replay.breakpoint import Breakpoint, parse_breakpoint
-from clew.replay.expression import compile_condition
-from clew.replay.guarded import all_undone
+from clew.replay.expression import compile_condition, evaluate
+from clew.replay.guarded import all_undone, undone
 from clew.replay.reply import Reply, Spot
-from clew.replay.stack import line_of, names_of
+from clew.replay.stack import line_of, names_around, names_of
 from clew.replay.untouched import find_all
 
 if TYPE_CHECKING:
@@ -50,19 +52,27 @@ class LiveWorld:
     def spot(self) -> Spot:
         """The place it stands at."""
         stop, step = self._stop, self._breaker.recorder.step
-        shown = [(name, stop.extra[name]) for name in ("args", "out") if name in stop.extra]
-        shown = [pair for pair in shown if not (pair[0] == "args" and stop.phase == "backward")]
+        is_told = stop.title.startswith("step ")
         return Spot(
-            title=f"step {step}: {stop.title}",
+            title=stop.title if is_told or not self._breaker.has_steps else f"step {step}: {stop.title}",
             site=stop.site,
             phase=stop.phase,
             lines=tuple(line_of(frame) for frame in self._frames),
             names=tuple(names_of(frame) for frame in self._frames),
             extra={**stop.extra, "step": step},
-            shown=tuple(shown),
+            shown=tuple(self._shown()),
             modules=tuple(self._modules),
             notes=(self.reason,) if self.reason else (),
         )
+
+    def _shown(self) -> list[tuple[str, Any]]:
+        """Return what is told at once: what went in and what came out, each once."""
+        extra = self._stop.extra
+        args = extra.get("args", ()) if self._stop.phase != "backward" else ()
+        out = [("out", extra["out"])] if "out" in extra else []
+        if out and args and args[0] is extra["out"]:
+            return out + [(f"args[{number}]", each) for number, each in enumerate(args) if number]
+        return [*([("args", args)] if args else []), *out]
 
     def move(self, how: str, words: str) -> Reply:
         """Let the training go on."""
@@ -113,7 +123,19 @@ class LiveWorld:
         """Add a breakpoint or a watched expression."""
         point = _parse_watch(text) if is_watch else parse_breakpoint(text)
         self._breaker.add(point)
-        return point.text
+        wrong = self._find_fault(point) if is_watch else self._breaker.unmet.find_wrong(point)
+        return f"{point.text} (so far {wrong})" if wrong else point.text
+
+    def _find_fault(self, point: Breakpoint) -> str:
+        """Return why an expression has no value here; elsewhere it may have one."""
+        assert point.condition is not None
+        names = {**names_around(self._frames), **self._stop.extra}
+        try:
+            with undone():
+                evaluate(point.condition, {"torch": torch, "step": self._breaker.recorder.step, **names})
+        except Exception as error:  # noqa: BLE001 - the user's own expression
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def remove_break(self, number: int) -> str:
         """Remove a breakpoint by the number it is listed with."""

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 class PostMortem:
     """Frames to look at; nothing moves any more."""
 
-    def __init__(self, error: BaseException, *, step: int = 0, site: str = "") -> None:
+    def __init__(
+        self, error: BaseException, *, step: int = 0, site: str = "", modules: tuple[str, ...] = ()
+    ) -> None:
         self._error = error
         self._step = step
         self._site = site
+        self._modules = modules
         self._frames = failed_frames(error)
 
     @property
@@ -36,6 +39,7 @@ class PostMortem:
             names=names,
             extra={"error": self._error, "step": self._step, "site": self._site},
             shown=self._shown(names),
+            modules=self._modules,
         )
 
     def _shown(self, names: tuple[dict[str, Any], ...]) -> tuple[tuple[str, Any], ...]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LOOK_SECONDS: Final = 0.3
+_END: Final = b"\n"
+"""Ends an answer: processes that the script has started may hold the pipe open for seconds more."""
 
 
 class Child:
@@ -45,7 +47,7 @@ class Child:
     def answer(self, data: dict[str, Any]) -> NoReturn:
         """Tell the waiting process and be gone, without a word to the script; a copy of the copy tells nothing."""
         try:
-            rest = json.dumps(data, default=str).encode() if os.getpid() == self._pid else b""
+            rest = json.dumps(data, default=str).encode() + _END if os.getpid() == self._pid else b""
             while rest:
                 rest = rest[os.write(self._writing, rest) :]
         finally:
@@ -107,9 +109,9 @@ def _listen(
                     return {"error": failed}
                 continue
             piece = os.read(reading, 1 << 16)
-            if not piece:
-                break
             pieces.append(piece)
+            if not piece or piece.endswith(_END):
+                break
     except BaseException:
         os.kill(pid, signal.SIGKILL)
         raise

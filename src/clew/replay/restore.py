@@ -44,6 +44,8 @@ class Jump:
         self.step = snapshot.step
         self.state = snapshot.read_state()
         self.is_done = False
+        self.has_old_gradients = False
+        """Whether the first backward after it added to gradients from before: nobody has cleared them."""
         self.notes: list[str] = []
         """What could not be restored, and what was not recorded."""
         self._folder = snapshot.path
@@ -94,6 +96,8 @@ class Jump:
             if given["kind"] == "stop":
                 self._restore_random(given, tensors)
                 raise StopIteration
+            if given.get("changed"):
+                self.notes.append("a batch was changed in place by the training before it was kept")
             batch = self._unpack_batch(given, tensors) if "value" in given else None
             if batch is None:
                 return original(iterator)
@@ -116,6 +120,15 @@ class Jump:
         if "random" in given:
             unpack_random(given["random"], tensors).restore()
 
+    def suspect(self) -> list[str]:
+        """Return what a difference from the recording may come from, as sentences."""
+        found = []
+        if left_out := self.state.get("left_out"):
+            found.append(f"too large to be kept in the snapshot: {', '.join(left_out)}")
+        if self.has_old_gradients:
+            found.append("gradients add up from step to step, and a snapshot holds none")
+        return found
+
     # ---------------------------------------------------------------- the state
 
     def fits(self, session: TorchSession) -> bool:
@@ -128,19 +141,20 @@ class Jump:
     def restore(self, session: TorchSession) -> None:
         """Put everything into the state from before the snapshot's step."""
         self.is_done = True
+        # First: a variable may be the very dictionary of an optimizer's group.
+        self._exchanged = restore_names(self.state.get("names", []), self._load("names"))
         self._restore_weights(session)
         self._restore_optimizers(session)
         for scheduler, numbers in self._pairs(
             "scheduler", self._companions.schedulers, self.state.get("schedulers", [])
         ):
-            vars(scheduler).update(numbers)
+            vars(scheduler).update({key: unpack(value, {}) for key, value in numbers.items()})
         for scaler, state in self._pairs(
             "GradScaler", self._companions.scalers, self.state.get("scalers", [])
         ):
             if state:
                 states.restore_scaler(scaler, state)
         self._restore_ahead()
-        self._exchanged = restore_names(self.state.get("names", []), self._load("names"))
         unpack_random(self.state["random"], self._load("random")).restore()
 
     def exchange(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -181,6 +195,7 @@ class Jump:
         tensors = self._load("optimizer")
         used = [optimizer for optimizer, _ in session.optimizers.list_used()]
         for optimizer, saved in self._pairs("optimizer", used, self.state.get("optimizers", [])):
+            self._restore_groups(session, optimizer, saved)
             for group, numbers in zip(optimizer.param_groups, saved["groups"], strict=False):
                 group.update({key: unpack(value, tensors, group.get(key)) for key, value in numbers.items()})
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -190,6 +205,17 @@ class Jump:
                     optimizer.state[parameter] = unpack(saved["state"][str(position)], tensors, old)
                 elif old is not None:
                     del optimizer.state[parameter]
+
+    def _restore_groups(self, session: TorchSession, optimizer: Any, saved: dict[str, Any]) -> None:
+        """Have as many groups as there were: the script may add some later than after its first step."""
+        groups, held = optimizer.param_groups, saved.get("held", [])
+        del groups[len(saved["groups"]) :]
+        named = dict(states.name_tensors(session.recorder.registry))
+        for names in held[len(groups) :]:
+            known = [named[name] for name in names if name in named]
+            groups.append({**dict.fromkeys(groups[0]), "params": known})
+            if len(known) < len(names):
+                self.notes.append("the script has no tensor yet for a group that its optimizer had")
 
     def _pairs(self, what: str, living: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
         if len(living) != len(saved):

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from clew.capture.frame_variables import variables_of
 from clew.replay.frames import Line, is_tool_file, is_user_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType, TracebackType
 
 RUNNER: Final = str(Path(__file__).resolve().parents[1] / "api" / "script.py")
@@ -31,19 +33,38 @@ def live_frames(frame: FrameType | None = None) -> list[FrameType]:
 
 
 def failed_frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """Return the frames of an exception with the line each was at, the innermost first, torch's own left out."""
+    """Return the frames of an exception with the line each was at, the innermost first.
+
+    Of torch's own only the one that was given the values that did not fit: a layer's.
+    """
     trace: TracebackType | None = error.__traceback__
     found = []
     while trace is not None:
         found.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
-    own = [pair for pair in found if not is_tool_file(pair[0].f_code.co_filename)]
-    return (own or found)[::-1]
+    own = [number for number, pair in enumerate(found) if not is_tool_file(pair[0].f_code.co_filename)]
+    telling = [number for number, pair in enumerate(found) if not is_machinery(pair[0].f_code.co_filename)]
+    shown = sorted({*own, *telling[-1:]}) if own else range(len(found))
+    return [found[number] for number in shown][::-1]
+
+
+def is_machinery(file: str) -> bool:
+    """Return whether torch merely passes calls on there: arguments have no names, a frame further out they still do."""
+    return "/torch/" in file and ("/torch/nn/" not in file or file.endswith("/nn/modules/module.py"))
 
 
 def line_of(frame: FrameType, number: int | None = None) -> Line:
     """Return the line a frame is at, or was at."""
     return Line(frame.f_code.co_filename, number or frame.f_lineno, frame.f_code.co_name)
+
+
+def names_around(frames: Iterable[FrameType]) -> dict[str, Any]:
+    """Return the names of several frames, the innermost first: where two have one, the inner one counts."""
+    found: dict[str, Any] = {}
+    for frame in frames:
+        for name, value in (*variables_of(frame).items(), *frame.f_globals.items()):
+            found.setdefault(name, value)
+    return found
 
 
 def names_of(frame: FrameType) -> dict[str, Any]:

@@ -155,8 +155,16 @@ class Stage:
         recorder.end_step()
         recorder.step = jump.step
         recorder.due = recorder.schedule.is_due(jump.step)
+        recorder.on_pass.append(self._look_at_old_gradients)
         if self.way == "calls":
             self._execute_calls(jump)
+
+    def _look_at_old_gradients(self, is_beginning: bool) -> None:
+        """The first backward after the jump: gradients that are there already were not in the snapshot."""
+        self.recorder.on_pass.remove(self._look_at_old_gradients)
+        if self._jump is not None and is_beginning:
+            kept = (tensor.grad for _, tensor in self.recorder.registry.living_parameters() if tensor.is_leaf)
+            self._jump.has_old_gradients = any(grad is not None and bool(grad.any()) for grad in kept)
 
     def _execute_calls(self, jump: Jump) -> NoReturn:
         """Call the root modules with what they were called with, and nothing else of the step."""
@@ -300,6 +308,8 @@ class Stage:
         self._child.answer(self._describe(None, ""))
 
     def _describe(self, result: Any, error: str) -> dict[str, Any]:
+        if self._jump is not None and self.so_far.diverged_at:
+            self.reasons += self._jump.suspect()
         return {
             "way": self.way,
             "from_step": self.first_step,

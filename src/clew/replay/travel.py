@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clew.errors import ClewError, UsageError
+from clew.errors import ClewError, UsageError, suggest
 from clew.replay.breakpoint import Breakpoint, parse_breakpoint
-from clew.replay.expression import compile_condition, differs, evaluate
+from clew.replay.expression import compile_condition, differs, evaluate, spell
 from clew.replay.guarded import undone
 from clew.replay.reply import Reply, Spot
 from clew.replay.statistics import Statistics
@@ -89,7 +89,7 @@ class Travel:
         rows: list[tuple[str, Any]] = []
         for number, held in enumerate(operation.inputs):
             maker = f" <- {held.producer}" if held.producer >= 0 else ""
-            role = f" {held.role}" if held.role.startswith(_OUTSIDE) else ""
+            role = f" {_shorten(held.role, operation.site)}" if held.role.startswith(_OUTSIDE) else ""
             label = f"in {number}{maker}{role}"
             rows.append((label, self.timeline.vault.value(held)))
         rows += [
@@ -98,7 +98,7 @@ class Travel:
         return tuple(rows)
 
     def _notes(self, operation: Operation) -> tuple[str, ...]:
-        notes = [f"stopped by {self._reason}"] if self._reason else []
+        notes = [self._reason] if self._reason else []
         if operation.is_born:
             notes.append("good values went in and a bad one came out: here it began")
         if operation.phase == "backward" and operation.forward >= 0:
@@ -150,12 +150,12 @@ class Travel:
             for number, each in enumerate(self._breaks):
                 if each.kind == "watch":
                     value = self._watched(each, operation)
-                    changed, watched[number] = _differ(value, watched[number]), value
-                    if changed:
-                        self._reason = each.text
+                    before, watched[number] = watched[number], value
+                    if _differ(value, before):
+                        self._reason = f"{each.text} changed from {spell(before)} to {spell(value)}"
                         return Reply("place")
                 elif self._hits(each, operation):
-                    self._reason = each.text
+                    self._reason = f"stopped by {each.text}"
                     return Reply("place")
         self.at = len(self.timeline.operations) - 1
         return Reply("place", {"ended": True})
@@ -191,8 +191,15 @@ class Travel:
             found = next((each.index for each in operations if each.is_bad), None)
         if found is None:
             what = "nothing bad in this step" if words == "bad" else f"no operation of '{words}' in this step"
-            raise UsageError(what, next_step="queue shows what there is")
+            near = suggest(words, self._places()) if words not in tests else ""
+            raise UsageError(what, next_step=near or "queue shows what there is")
         return found
+
+    def _places(self) -> set[str]:
+        """Return the names of everything that one can go to or stop at."""
+        operations = self.timeline.operations
+        sites = {call.site for call in self.timeline.calls}
+        return sites | {each.op for each in operations}
 
     def guard(self) -> AbstractContextManager[None]:
         """The values that were kept must stay what they were; the process itself is a copy."""
@@ -230,7 +237,10 @@ class Travel:
             if added.kind == "step":
                 raise UsageError("this is one step alone", next_step=f"clew replay RUN --step {added.number}")
         self._breaks.append(added)
-        return added.text
+        if is_watch or any(_is_at(added, each, self.timeline) for each in self.timeline.operations):
+            return added.text
+        near = suggest(added.target, self._places()) if added.kind in ("site", "op") else ""
+        return f"{added.text} (nothing in this step is there{f'; {near}' if near else ''})"
 
     def remove_break(self, number: int) -> str:
         """Remove a breakpoint by the number it is listed with."""
@@ -258,7 +268,8 @@ class Travel:
         self.at = here
         try:
             with undone():
-                return evaluate(each.condition, {**(spot.names[0] if spot.names else {}), **spot.extra})
+                around = {name: value for names in reversed(spot.names) for name, value in names.items()}
+                return evaluate(each.condition, {**around, **spot.extra})
         except ClewError:
             raise
         except Exception as error:  # noqa: BLE001 - the user's own expression
@@ -266,6 +277,12 @@ class Travel:
                 f"'{each.text}' at operation {operation.index}: {type(error).__name__}: {error}",
                 next_step="break lists the breakpoints, break off N removes one",
             ) from None
+
+
+def _shorten(role: str, site: str) -> str:
+    """A parameter of the module that is being executed needs no path: that stands above."""
+    word, _, name = role.partition(" ")
+    return f"{word} {name.removeprefix(f'{site}.')}" if site else role
 
 
 def _is_at(each: Breakpoint, operation: Operation, timeline: Timeline) -> bool:

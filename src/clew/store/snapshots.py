@@ -86,6 +86,12 @@ def list_snapshots(rank_folder: Path) -> list[StoredSnapshot]:
     )
 
 
+def list_unfinished(rank_folder: Path) -> list[int]:
+    """Return the steps of snapshots that a process was writing when it was ended, which are never read."""
+    names = (path.stem for path in _entries(rank_folder / FOLDER) if path.suffix == ".partial")
+    return sorted(int(found[1]) for name in names if (found := _SNAPSHOT.fullmatch(name)))
+
+
 def list_batches(rank_folder: Path) -> list[StoredBatches]:
     """Return the files of batches of a rank, oldest first."""
     return sorted(
@@ -131,8 +137,7 @@ class SnapshotFolder:
         for name, (arrays, dtypes) in files.items():
             write_tensors(partial / f"{name}.safetensors", arrays, dtypes=dtypes)
         write_atomic(partial / STATE, json.dumps({"step": step, **state}))
-        if final.exists():
-            shutil.rmtree(final)
+        _remove(final)
         partial.rename(final)
         self._make_room()
 
@@ -155,7 +160,7 @@ class SnapshotFolder:
         while len([each for each in snapshots if each.step not in asked]) > MOST_SNAPSHOTS:
             oldest = next(each for each in snapshots if each.step not in asked)
             snapshots.remove(oldest)
-            shutil.rmtree(oldest.path, ignore_errors=True)
+            _remove(oldest.path)
         oldest_step = snapshots[0].step if snapshots else 0
         newest = batches[-1].last if batches else 0
         for each in batches.copy():
@@ -173,9 +178,18 @@ class SnapshotFolder:
                 return
             used -= each.size_bytes
             if isinstance(each, StoredSnapshot):
-                shutil.rmtree(each.path, ignore_errors=True)
+                _remove(each.path)
             else:
                 each.path.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a snapshot: first its name, so that half of one is never taken for a whole."""
+    gone = path.with_suffix(".gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _is_asked(snapshot: StoredSnapshot) -> bool:

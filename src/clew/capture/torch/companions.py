@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clew.capture.torch.patches import Patches
+
+
+_APART: Final = (
+    lr_scheduler.ReduceLROnPlateau,
+    lr_scheduler.SequentialLR,
+    lr_scheduler.ChainedScheduler,
+)
+"""Schedules that do not call the constructor of the others."""
 
 
 class Companions:
@@ -25,7 +34,8 @@ class Companions:
     def install(self, patches: Patches) -> None:
         """Begin to see them; the schedulers that are there already are found in memory."""
         self._schedulers = [weakref.ref(thing) for thing in gc.get_objects() if _is_scheduler(thing)]
-        patches.replace(LRScheduler, "__init__", self._make_scheduler)
+        for kind in (LRScheduler, *_APART):
+            patches.replace(kind, "__init__", self._make_scheduler)
         patches.replace(torch.amp.GradScaler, "step", self._make_scaler_step)
 
     @property

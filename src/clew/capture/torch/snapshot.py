@@ -273,6 +273,7 @@ class SnapshotLens:
 
     def _close_entry(self, step: int) -> None:
         self._take_calls()
+        self._clones = self._clones or any(given.is_changed() for given in self._given)
         if self._keep_batches and not self._is_frozen(step):
             self._entries.append(self._make_entry(step))
             self._pending_bytes += self._entries[-1].size_bytes
@@ -411,7 +412,10 @@ class SnapshotLens:
         moments: dict[str, torch.Tensor] = {}
         used = self.optimizers.list_used()
         state: dict[str, Any] = {
-            "optimizers": [states.pack_optimizer(each, str(i), moments) for i, (each, _) in enumerate(used)],
+            "optimizers": [
+                states.pack_optimizer(each, str(i), moments, registry=self.recorder.registry)
+                for i, (each, _) in enumerate(used)
+            ],
             "stepped": [index for index, (_, serial) in enumerate(used) if serial == self.recorder.serial],
             "schedulers": [states.describe_numbers(each) for each in self._companions.schedulers],
             "scalers": [states.describe_scaler(each) for each in self._companions.scalers],

@@ -137,9 +137,11 @@ def _is_number(value: Any) -> bool:
 def describe_numbers(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object that are numbers or lists of numbers: the state of a scheduler."""
     return {
-        key: value
+        key: pack(value, key, {}) if type(value) is float else value
         for key, value in vars(thing).items()
-        if _is_number(value) or (type(value) is list and value and all(map(_is_number, value)))
+        if type(value) is float
+        or _is_number(value)
+        or (type(value) is list and value and all(map(_is_number, value)))
     }
 
 
@@ -162,9 +164,9 @@ def _found_infinities(scaler: Any) -> list[torch.Tensor]:
 
 
 def pack_optimizer(
-    optimizer: torch.optim.Optimizer, name: str, tensors: dict[str, torch.Tensor]
+    optimizer: torch.optim.Optimizer, name: str, tensors: dict[str, torch.Tensor], *, registry: Registry
 ) -> dict[str, Any]:
-    """Return an optimizer's groups and its state for each parameter, by position."""
+    """Return an optimizer's groups with the names of what they hold, and its state for each parameter, by position."""
     groups = [
         {
             key: pack(value, f"{name}.g{index}.{key}", tensors)
@@ -179,4 +181,8 @@ def pack_optimizer(
         for position, parameter in enumerate(parameters)
         if parameter in optimizer.state
     }
-    return {"type": type(optimizer).__name__, "groups": groups, "state": state}
+    held = [
+        [entry.name for each in group["params"] if (entry := registry.tensors.get(id(each))) is not None]
+        for group in optimizer.param_groups
+    ]
+    return {"type": type(optimizer).__name__, "groups": groups, "held": held, "state": state}
