@@ -303,6 +303,27 @@ def test_everything_cut_is_told_at_once(judge):
     assert judged["L06"].step <= 2
 
 
+def actor_without_gradients(with_grad):
+    actor, critic, (x, _) = mlp(classes=2), mlp(classes=1), blobs(64)
+    optimizer = Adam([*actor.parameters(), *critic.parameters()])
+    for _ in range(18):
+        with torch.set_grad_enabled(with_grad):
+            chosen = F.log_softmax(actor(x), 1)[:, 0]
+        value = critic(x)[:, 0]
+        optimizer.zero_grad()
+        ((value - x[:, 0]).square().mean() - (chosen * x[:, 1]).mean()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_a_model_that_runs_under_no_grad_only(judge, with_grad):
+    judged = judge(lambda: actor_without_gradients(with_grad))
+    assert judged.ids == ([] if with_grad else ["L08"]), judged
+    if judged.ids:
+        assert judged["L08"].severity == "warning"
+        assert "actor.0, actor.2" in judged["L08"].hint
+
+
 # ---------------------------------------------------------------- right, though it looks like one of these
 
 

@@ -259,7 +259,41 @@ def speak(model, *, shift_inside=False, steps=26):
         descend(loss if step % 2 else F.cross_entropy(out.transpose(1, 2), wanted), optimizer)
 
 
+class Translator(nn.Module):
+    """Reads one text and writes another; what it has written so far must not hold what it is to write."""
+
+    def __init__(self, *, mask, inner=None):
+        super().__init__()
+        self.source, self.target = nn.Embedding(20, 16), nn.Embedding(20, 16)
+        self.inner = inner or nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+        self.head, self.mask = nn.Linear(16, 20), mask
+
+    def forward(self, source, target):
+        cut = nn.Transformer.generate_square_subsequent_mask(target.shape[1]) if self.mask else None
+        return self.head(self.inner(self.source(source), self.target(target), tgt_mask=cut))
+
+
+class Copying(nn.Module):
+    """Attention from the written text to the read one, and along the written one."""
+
+    def forward(self, source, target, tgt_mask):
+        target = target + F.scaled_dot_product_attention(target, source, source)
+        return target + F.scaled_dot_product_attention(target, target, target, attn_mask=tgt_mask)
+
+
+def translate(model, *, named=False, steps=26):
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        source = text()[:16]
+        target = torch.cat([torch.zeros(16, 1, dtype=torch.long), source.flip(1)], 1)
+        given = {"target": target[:, :-1], "source": source}
+        out = model(**given) if named else model(source, target[:, :-1])
+        descend(F.cross_entropy(out.transpose(1, 2), target[:, 1:]), optimizer)
+
+
 LEAKING = {
+    "translation": lambda: translate(Translator(mask=False)),
+    "translation by name": lambda: translate(Translator(mask=False, inner=Copying()), named=True),
     "no mask": lambda: speak(Speaker(Transformer())),
     "attention": lambda: speak(Speaker(Attention()), shift_inside=True),
     "both directions": lambda: speak(Speaker(Cell(True))),
@@ -386,6 +420,8 @@ RIGHT = {
     "causal": lambda _: speak(Speaker(Transformer(), mask=True)),
     "causal attention": lambda _: speak(Speaker(Attention(), mask=True), shift_inside=True),
     "recurrent": lambda _: speak(Speaker(Cell(False))),
+    "translation": lambda _: translate(Translator(mask=True)),
+    "translation by name": lambda _: translate(Translator(mask=True, inner=Copying()), named=True),
     "samples first": lambda _: sequences(Recurrent(True)),
     "softmax over time": lambda _: sequences(Attending(1)),
     "turned rightly": lambda _: sequences(

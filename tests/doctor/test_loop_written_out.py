@@ -225,3 +225,108 @@ def masks(wide):
 def test_broadcast_of_chosen_values_and_of_masks(judge, wide):
     assert judge(lambda: fit_all(mlp(), chosen(wide))).ids == ([] if wide else ["L05"])
     assert judge(masks(wide)).ids == ([] if wide else ["L05"])
+
+
+def normalised(scores, y, *, is_right=False):
+    p = F.softplus(scores)
+    p = p / p.sum(-1, keepdim=True)
+    return F.nll_loss(p.log(), y) if is_right else nn.CrossEntropyLoss()(p, y)
+
+
+def by_length(scores, y, *, is_right=False):
+    shares = F.normalize(scores.square(), p=1, dim=1)
+    return F.nll_loss((shares + 1e-6).log(), y) if is_right else F.cross_entropy(shares, y)
+
+
+def ensemble(scores, y, *, is_right=False):
+    p = torch.stack([F.softmax(scores, 1), F.softmax(2 * scores, 1)]).mean(0)
+    return F.nll_loss(p.log(), y) if is_right else F.cross_entropy(p, y, label_smoothing=0.1)
+
+
+def of_a_bag(scores, y, *, is_right=False):
+    p, goal = torch.sigmoid(scores).mean(1), (y == 0).float()
+    return F.binary_cross_entropy(p, goal) if is_right else F.binary_cross_entropy_with_logits(p, goal)
+
+
+def at_least_one(scores, y, *, is_right=False):
+    p, goal = 1 - (1 - torch.sigmoid(scores)).prod(1), (y == 0).float()
+    return F.binary_cross_entropy(p, goal) if is_right else nn.BCEWithLogitsLoss()(p, goal)
+
+
+def the_largest(scores, y, *, is_right=False):
+    p, goal = torch.sigmoid(scores).max(1).values, (y == 0).float()
+    loss = F.binary_cross_entropy if is_right else F.binary_cross_entropy_with_logits
+    return loss(p.clamp(1e-6, 1 - 1e-6), goal)
+
+
+NORMALISED = {
+    **dict.fromkeys((normalised, by_length, ensemble), "L01"),
+    **dict.fromkeys((of_a_bag, at_least_one, the_largest), "L03"),
+}
+
+
+@pytest.mark.parametrize("loss", NORMALISED)
+def test_probabilities_by_their_numbers(judge, loss):
+    assert judge(lambda: train(loss)).ids == [NORMALISED[loss]]
+    assert judge(lambda: train(lambda scores, y: loss(scores, y, is_right=True))).ids == []
+
+
+def test_scores_between_zero_and_one_are_scores(judge):
+    def gated(scores, y):
+        return F.cross_entropy(torch.sigmoid(scores) * scores.abs().clamp(max=0.9), y)
+
+    assert judge(lambda: train(gated)).ids == []
+
+
+def series(wide):
+    x = torch.randn(12, 12, 2)
+    goal = x[..., 0].cumsum(1)
+    cell, head = nn.GRU(2, 8, batch_first=True), nn.Linear(8, 1)
+    optimizer = torch.optim.Adam([*cell.parameters(), *head.parameters()])
+    for _ in range(5):
+        optimizer.zero_grad()
+        apart = head(cell(x)[0]) - (goal[..., None] if wide else goal)
+        torch.log(torch.cosh(apart)).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_broadcast_of_a_series_as_long_as_the_batch(judge, wide):
+    assert judge(lambda: series(wide)).ids == ([] if wide else ["L05"])
+
+
+def bound_of_distributions(x, encode, decode):
+    mean, spread = encode(x).chunk(2, -1)
+    seen = torch.distributions.Normal(mean, spread.clamp(-3, 3).exp())
+    error = torch.distributions.Normal(decode(seen.rsample()), 1.0).log_prob(x).sum(-1)
+    known = torch.distributions.Normal(0.0, 1.0)
+    return (error - torch.distributions.kl_divergence(seen, known).sum(-1)).mean()
+
+
+def bound_by_hand(x, encode, decode):
+    mean, logs = encode(x).chunk(2, -1)
+    z = mean + torch.randn_like(mean) * torch.exp(0.5 * logs)
+    divergence = -0.5 * (1 + logs - mean.pow(2) - logs.exp()).sum(1)
+    return (-((decode(z) - x) ** 2).sum(1) - divergence).mean()
+
+
+def bound_of_softplus(x, encode, decode):
+    mean, spread = encode(x).chunk(2, -1)
+    spread = F.softplus(spread) + 1e-3
+    z = mean + torch.randn_like(mean) * spread
+    divergence = (mean.square() + spread.square() - 2 * spread.log() - 1).sum(1)
+    return -(decode(z) - x).abs().sum(1).mean() - 0.5 * divergence.mean()
+
+
+@pytest.mark.parametrize("bound", [bound_of_distributions, bound_by_hand, bound_of_softplus])
+def test_a_bound_that_is_made_smaller(judge, bound):
+    def play(sign):
+        encode, decode = nn.Linear(8, 8), nn.Linear(4, 8)
+        optimizer = torch.optim.Adam([*encode.parameters(), *decode.parameters()], lr=1e-3)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (sign * bound(torch.randn(32, 8), encode, decode)).backward()
+            optimizer.step()
+
+    assert judge(lambda: play(1)).ids == ["L10"]
+    assert judge(lambda: play(-1)).ids == []

@@ -52,6 +52,23 @@ def parameter_not_optimized(case: Case) -> Iterator[Found]:
             hint=hint,
         )
         return
+    for note in case.noted("unheld-tensor"):
+        yield _tell_tensor(note)
+        return
+
+
+def _tell_tensor(note: dict[str, Any]) -> Found:
+    names = list_some(note["names"], note["count"])
+    get, them = ("gets", "it") if note["count"] == 1 else ("get", "them")
+    return Found(
+        max(int(note["step"]) - note["steps"] + 1, 0),
+        site=note["names"][0],
+        evidence={"tensors": note["count"], "shape": "x".join(map(str, note["shapes"][0])) or "a number"},
+        source=note["made"],
+        title="a tensor is trained but is in no optimizer",
+        hint=f"{names} {get} a gradient in every step, and nobody uses it: give {them} to {note['optimizer']}, or use "
+        "nn.Parameter inside the model",
+    )
 
 
 @rule(
@@ -168,6 +185,27 @@ def graph_cut(case: Case) -> Iterator[Found]:
         if note["form"] == "cut" and note["steps"] >= _FEWEST_STEPS:
             yield _tell_cut(note)
             return
+    for note in case.noted("unreached"):
+        if note["form"] == "quiet" and note["steps"] >= _FEWEST_STEPS:
+            yield _tell_quiet(note)
+            return
+
+
+def _tell_quiet(note: dict[str, Any]) -> Found:
+    return Found(
+        int(note["step"]) - note["steps"] + 1,
+        site=note["modules"][0],
+        severity="warning",
+        title="layers that the optimizer holds run under no_grad only",
+        evidence={
+            "modules": note["module_count"],
+            "parameters_without_gradient": note["count"],
+            "steps": note["steps"],
+        },
+        source=note["made"],
+        hint=f"what runs under no_grad only cannot learn ({list_some(note['modules'], note['module_count'])}): call it "
+        f"with gradients where the loss is computed, or take it out of {note['optimizer']}",
+    )
 
 
 def _tell_cut(note: dict[str, Any]) -> Found:

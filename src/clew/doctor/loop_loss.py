@@ -34,6 +34,12 @@ def find_often(case: Case, is_wrong: Callable[[Term], bool]) -> tuple[dict[str, 
     return note, term, len(notes)
 
 
+def find_given(case: Case, form: str) -> list[dict[str, Any]]:
+    """Return the notes of losses of a form whose input is a probability by its numbers, if several have it."""
+    found = [note for note in case.noted("loss-input") if note["form"] == form]
+    return found if len(found) >= _TIMES else []
+
+
 @rule(
     "L01",
     "softmax-before-cross-entropy",
@@ -48,6 +54,15 @@ def find_often(case: Case, is_wrong: Callable[[Term], bool]) -> tuple[dict[str, 
 def softmax_before_cross_entropy(case: Case) -> Iterator[Found]:
     """Cross-entropy is given probabilities instead of scores."""
     found = find_often(case, lambda t: t["form"] == "log_softmax" and t["above"] in ("Softmax", "Sigmoid"))
+    given = find_given(case, "cross_entropy")
+    if given and not found:
+        yield Found(
+            int(given[0]["step"]),
+            evidence={"sum_of_each_row": 1.0, "classes": given[0]["classes"], "losses": len(given)},
+            source=given[0]["source"],
+            hint="the rows that cross_entropy is given add up to 1: they are probabilities. Give it the scores before "
+            "they are normalised, or use nll_loss on their logarithm",
+        )
     if found:
         note, term, times = found
         word = term["above"].lower()
@@ -105,6 +120,16 @@ def nll_without_log(case: Case) -> Iterator[Found]:
 def sigmoid_before_bce_logits(case: Case) -> Iterator[Found]:
     """Binary cross-entropy with logits is given probabilities."""
     found = find_often(case, lambda t: t["form"] == "bce_logits" and t["above"] in ("Sigmoid", "Softmax"))
+    given = find_given(case, "bce_logits")
+    if given and not found:
+        word = given[0]["above"]
+        yield Found(
+            int(given[0]["step"]),
+            evidence={"made_of": f"{word} alone", "losses": len(given)},
+            source=given[0]["source"],
+            hint=f"all numbers that the loss is given come out of a {word} and lie between 0 and 1: use "
+            "binary_cross_entropy without logits",
+        )
     if found:
         note, term, times = found
         word = term["above"].lower()
@@ -277,5 +302,8 @@ def _tell_sign(term: Term) -> str:
     if term["sign"] > 0:
         return "the optimizer was made with maximize=True"
     if not term.get("is_written_out") or term["is_error"]:
-        return "the loss is negated on its way to backward: take the minus sign out"
+        return (
+            "the error enters the loss with a minus sign, so it is made larger: take the minus sign out, or put one "
+            "before the whole loss where that is a likelihood"
+        )
     return f"the loss is the likelihood itself ({term['form']}): put a minus sign before it"

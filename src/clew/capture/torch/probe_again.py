@@ -52,7 +52,8 @@ class _Model:
         self.calls = 0
         self.given: Given | None = None
         self.first: tuple[float, ...] = ()
-        self.is_causal = False
+        self.causal_at: int | None = None
+        """Which of the inputs holds the tokens that the targets are the next ones of."""
 
 
 class AgainProbe:
@@ -63,7 +64,7 @@ class AgainProbe:
         self.events = events
         self.saved = saved
         self._models: dict[int, _Model] = {}
-        self._tokens: tuple[_Model, torch.Tensor] | None = None
+        self._tokens: tuple[_Model, list[tuple[int, torch.Tensor]]] | None = None
         self._sizes: dict[int, int] = {}
         self._patches: Patches | None = None
         self._is_asked = False
@@ -110,8 +111,10 @@ class AgainProbe:
         )
         if leaf is None or leaf.grad_fn is not None or model.calls > _FEWEST_STEPS + 1:
             return
-        if leaf.dtype == torch.int64 and leaf.dim() == 2:
-            self._tokens = (model, leaf)
+        places = enumerate(each for _, each in walk((args, kwargs)))
+        tokens = [(at, each) for at, each in places if each.dtype == torch.int64 and each.dim() == 2]
+        if tokens:
+            self._tokens = (model, tokens)
         if model.calls == 1:
             model.first = glance(leaf, _GLANCE)
         elif model.given is None or model.given.is_repeated:
@@ -122,13 +125,15 @@ class AgainProbe:
 
     def _see_loss(self, loss: torch.Tensor) -> None:
         kept, self._tokens = self._tokens, None
-        if kept is None or loss.grad_fn is None or kept[0].is_causal:
+        if kept is None or loss.grad_fn is None or kept[0].causal_at is not None:
             return
         model, tokens = kept
         for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
             if node.name() in _CLASSES and self.saved.may_read(node):
                 with contextlib.suppress(RuntimeError), torch.no_grad():
-                    model.is_causal = is_next_token(tokens.detach(), node._saved_target.detach())
+                    targets = node._saved_target.detach()
+                    found = (at for at, each in tokens if is_next_token(each.detach(), targets))
+                    model.causal_at = next(found, None)
                 return
 
     # ---------------------------------------------------------------- asking
@@ -154,7 +159,7 @@ class AgainProbe:
         self._is_asked = True
         models, self._models, self._tokens = list(self._models.values()), {}, None
         named = [
-            (self._name(module), model.is_causal, module, model.given)
+            (self._name(module), model.causal_at, module, model.given)
             for model in models
             if model.given is not None and (module := model.ref()) is not None
         ]
@@ -204,18 +209,18 @@ def _can_fork() -> bool:
     return hasattr(os, "fork") and is_alone and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def _live(models: list[tuple[str, bool, torch.nn.Module, Given]], writing: int) -> NoReturn:
+def _live(models: list[tuple[str, int | None, torch.nn.Module, Given]], writing: int) -> NoReturn:
     """Answer in the copy, silent, and be gone whatever happens."""
     try:
         fall_silent()
         torch.set_num_threads(1)  # the threads of the pool are not here
-        answers = [_try(name, is_causal, module, given) for name, is_causal, module, given in models]
+        answers = [_try(name, causal_at, module, given) for name, causal_at, module, given in models]
         write_all(writing, json.dumps(answers).encode())
     finally:
         os._exit(0)
 
 
-def _try(name: str, is_causal: bool, module: torch.nn.Module, given: Given) -> dict[str, Any]:
+def _try(name: str, causal_at: int | None, module: torch.nn.Module, given: Given) -> dict[str, Any]:
     answer: dict[str, Any] = {"site": name, "source": _find_forward(module)}
     module.eval()
     for part in module.modules():
@@ -223,7 +228,7 @@ def _try(name: str, is_causal: bool, module: torch.nn.Module, given: Given) -> d
     with torch.no_grad():
         try:
             answer["mixing"] = find_mixing(module, given)
-            answer["leak"] = find_leak(module, given) if is_causal else None
+            answer["leak"] = None if causal_at is None else find_leak(module, given, causal_at)
         except Exception as error:  # noqa: BLE001 - a model that cannot be run so is not judged
             answer["error"] = f"{type(error).__name__}: {error}"[:200]
     return answer

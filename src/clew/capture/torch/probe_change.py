@@ -181,9 +181,9 @@ def is_next_token(tokens: torch.Tensor, targets: torch.Tensor) -> bool:
     return bool(valid.any()) and float((wanted == following)[valid].float().mean()) > _SAME
 
 
-def find_leak(module: torch.nn.Module, given: Given) -> float | None:
-    """Return how far outputs at earlier places move when the last token is another one."""
-    tokens = given.first
+def find_leak(module: torch.nn.Module, given: Given, place: int) -> float | None:
+    """Return how far outputs at earlier places move when the last token of one of the inputs is another one."""
+    tokens = [leaf for _, leaf in walk((given.args, given.kwargs))][place]
     rows, length = tokens.shape
     before = _by_place(given.run(module, _same), rows, length)
     last = tokens[:, -1]
@@ -192,7 +192,7 @@ def find_leak(module: torch.nn.Module, given: Given) -> float | None:
 
     def change(leaf: torch.Tensor) -> torch.Tensor:
         changed = leaf.clone()
-        if leaf.shape == tokens.shape and leaf.dtype == tokens.dtype:
+        if leaf is tokens:
             changed[:, -1] = other
         return changed
 

@@ -30,6 +30,14 @@ _SHIFTS: Final = frozenset(
     ("Add", "Sub", "Rsub", "Clamp", "ClampMin", "ClampMax", "Neg", "Gather", "Maximum", "Minimum")
 )
 _PROBABILITIES: Final = frozenset(("Softmax", "Sigmoid"))
+_CURVES: Final = frozenset(("Pow", "Exp"))
+_ARITHMETIC: Final = (
+    _CURVES
+    | _LOGARITHMS
+    | _PRODUCTS
+    | _SHIFTS
+    | frozenset(("Sum", "Mean", "Split", "Unbind", "Expand", "Softplus"))
+)
 
 
 class _Weight(NamedTuple):
@@ -60,7 +68,8 @@ def list_parts(loss: Any, *, saved: SavedRegions, border: frozenset[int]) -> lis
     """Return what a hand-written loss is made of, or nothing where something else takes part in it.
 
     ``border`` are the numbers of the nodes of the models' outputs: scores may enter as they are beside their logsumexp,
-    and the logarithm of a spread beside the error that is divided by it.
+    the logarithm of a spread beside the error that is divided by it, and the divergence of outputs from a distribution
+    that is not trained.
     """
     parts: list[Part] = []
     others: set[str] = set()
@@ -72,6 +81,9 @@ def list_parts(loss: Any, *, saved: SavedRegions, border: frozenset[int]) -> lis
             continue
         if node._sequence_nr() in border or name_of(node) in _LOGARITHMS:
             others.add("scores" if node._sequence_nr() in border else "logarithm")
+            continue
+        if name_of(node) in _CURVES and _is_of_outputs(node, border):
+            others.add("divergence")
             continue
         error = _find_scaled_error(node, saved)
         inner = weight if error is not None else _weigh(node, weight, saved)
@@ -88,13 +100,32 @@ def list_parts(loss: Any, *, saved: SavedRegions, border: frozenset[int]) -> lis
 def _is_whole(parts: list[Part], others: set[str]) -> bool:
     """Return whether the parts make up a loss, and their weights are targets."""
     has_sum = any(part.form == "logsumexp" for part in parts)
-    if others and "spread" not in others and not (has_sum and others == {"scores"}):
+    # A divergence holds the logarithm of a spread, or the outputs that are one.
+    is_explained = bool(others & {"spread", "divergence"}) or (has_sum and others == {"scores"})
+    if others and not is_explained:
         return False
     if has_sum and "scores" not in others:
         return False  # an energy
     if any(part.targets == "other" or (part.targets and part.is_error) for part in parts):
         return False
     return len(parts) > 1 or not any(part.targets == "shares" for part in parts)
+
+
+def _is_of_outputs(node: Any, border: frozenset[int]) -> bool:
+    """Return whether a curve is one of models' outputs alone, as in a divergence from a known distribution."""
+    queue, seen = [node], {node}
+    has_outputs = False
+    for current in queue:
+        if current._sequence_nr() in border:
+            has_outputs = True
+            continue
+        is_plain = name_of(current) in _ARITHMETIC or current.name() in VIEWS
+        if not is_plain or len(seen) > _MOST_NODES:
+            return False
+        fresh = [before for before, _ in current.next_functions if before is not None and before not in seen]
+        seen.update(fresh)
+        queue += dict.fromkeys(fresh)
+    return has_outputs
 
 
 def _find_scaled_error(node: Any, saved: SavedRegions) -> Any:

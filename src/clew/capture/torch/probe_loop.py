@@ -13,11 +13,13 @@ from clew.capture.torch.probe_discarded import DiscardProbe
 from clew.capture.torch.probe_error import ErrorProbe
 from clew.capture.torch.probe_evaluation import EvaluationProbe
 from clew.capture.torch.probe_events import LoopEvents
+from clew.capture.torch.probe_given import GivenProbe
 from clew.capture.torch.probe_gradients import GradientProbe
 from clew.capture.torch.probe_loss import LossProbe
 from clew.capture.torch.probe_modes import ModeProbe
 from clew.capture.torch.probe_overlap import OverlapProbe
 from clew.capture.torch.probe_precision import PrecisionProbe
+from clew.capture.torch.probe_raw import RawProbe
 from clew.capture.torch.probe_repeats import RepeatProbe
 from clew.capture.torch.probe_rest import Rest
 from clew.capture.torch.probe_schedule import ScheduleProbe
@@ -52,6 +54,8 @@ def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, saved: Saved
         RepeatProbe(recorder, events),
         PrecisionProbe(recorder, events),
         WeightProbe(recorder, events, optimizers),
+        RawProbe(recorder, events, optimizers),
+        GivenProbe(recorder),
     )
     others: tuple[Lens, ...] = (
         modes,

@@ -209,7 +209,9 @@ def _has_grown(edge: tuple[Any, int], size: int, shape: tuple[int, ...], operand
     if own is None or own[:1] != given[:1]:
         return False
     is_picked = size == given[0] and shape == (size, size)
-    return is_picked or (len(own) > 2 and shape == (own[0], *own))
+    # One number for each step of a series: (N, T, 1) meets (N, T), which torch lets pass where N is T.
+    is_series = own[:2] == (own[0], own[0]) and size == own[0] ** 2 and shape == (own[0],) * 3
+    return is_picked or is_series or (len(own) > 2 and shape == (own[0], *own))
 
 
 def _find_output(node: Any, operands: Operands) -> tuple[int, ...] | None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from clew.capture.torch.probe_events import find_name
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 _MOST_NAMES: Final = 8
 _MOST_ELEMENTS: Final = 2048
 _ALIKE: Final = 0.7
+_QUIET_CALLS: Final = 3
 
 
 class _Called(NamedTuple):
@@ -35,6 +38,7 @@ class CallLog:
         self.is_new_stranger = False
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._newest: list[int] = []
+        self._quiet: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}
 
     def add(self, module: torch.nn.Module, name: str) -> None:
         """Take a module that was called."""
@@ -54,7 +58,10 @@ class CallLog:
     def forget_newest(self) -> None:
         """The root was called without gradients: what ran inside it for the first time does not count."""
         for key in self._newest:
-            self.called.pop(key, None)
+            called = self.called.pop(key, None)
+            if called is not None:
+                known, count = self._quiet.get(key, (called.ref, 0))
+                self._quiet[key] = (called.ref, count + 1 if known() is called.ref() else 1)
         self._newest.clear()
 
     def add_stranger(self, module: torch.nn.Module) -> None:
@@ -72,6 +79,12 @@ class CallLog:
         """Return whether a module was called."""
         known = self.called.get(id(module))
         return known is not None and known.ref() is module
+
+    def is_quiet(self, module: torch.nn.Module) -> bool:
+        """Return whether a module was called several times, and never with gradients switched on."""
+        known, count = self._quiet.get(id(module), (None, 0))
+        is_known = known is not None and known() is module
+        return is_known and count >= _QUIET_CALLS and not self.is_called(module)
 
     def list_parameters(self) -> set[int]:
         """Return the identities of the parameters of all roots and strangers."""
@@ -142,6 +155,7 @@ def tell_unreached(
     places = {id(p): place for root in [*tops, *calls.roots()] for p, place in _list_places(root)}
     cut: list[_Place] = []
     unused: list[_Place] = []
+    quiet: list[_Place] = []
     copies = _find_copies(calls, missing)
     for parameter in wanting:
         place = places.get(id(parameter))
@@ -150,10 +164,14 @@ def tell_unreached(
         if _is_cut(calls, place, missing):
             cut.append(place)
         elif is_late or not _has_reached_sibling(place, missing):
-            unused.append(place)
+            (quiet if calls.is_quiet(_find_caller(place)) else unused).append(place)
     found = []
     if cut:
         found.append({"form": "cut", **_tell_places(cut, missing), **_tell_border(calls, cut, missing)})
+    if quiet:
+        names = [f"{find_name(place.root) or type(place.root).__name__}.{place.path}" for place in quiet]
+        modules = list(dict.fromkeys(name.removesuffix(".") for name in names))[:_MOST_NAMES]
+        found.append({"form": "quiet", **_tell_places(quiet, missing), "modules": modules})
     if unused:
         found.append({"form": "unused", **_tell_places(unused, missing)})
     return found
@@ -191,12 +209,15 @@ def _list_places(root: torch.nn.Module) -> Iterator[tuple[torch.Tensor, _Place]]
 
 def _is_cut(calls: CallLog, place: _Place, missing: set[int]) -> bool:
     """Return whether the module did run, and nothing of it is reached: the way back is cut behind it."""
-    module = place.module
-    if isinstance(place.parent, torch.nn.MultiheadAttention):
-        module = place.parent  # reads the weights of its parts without calling them
+    module = _find_caller(place)
     if not calls.is_called(module):
         return False
     return all(id(p) in missing for p in module.parameters() if p.requires_grad)
+
+
+def _find_caller(place: _Place) -> torch.nn.Module:
+    """Return the module whose call uses a parameter: attention reads the weights of its parts without calling them."""
+    return place.parent if isinstance(place.parent, torch.nn.MultiheadAttention) else place.module
 
 
 def _has_reached_sibling(place: _Place, missing: set[int]) -> bool:

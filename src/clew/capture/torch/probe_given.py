@@ -1,0 +1,106 @@
+"""Notes losses of scores that are given probabilities, whatever made them: judged by the numbers that go in.
+
+A softmax or sigmoid right before the loss is seen in its graph. Shares that were divided by their sum, or the mean of
+several sigmoids, look like any other arithmetic there; what gives them away is that every row adds up to 1, or that
+numbers made of sigmoids alone all lie between 0 and 1.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from clew.capture.torch.probe_events import find_line
+from clew.capture.torch.probe_functions import replace_function
+from clew.capture.torch.probe_graph import VIEWS, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
+
+_LOOKS: Final = 3
+_ROWS: Final = 64
+_FEWEST: Final = 4
+_MOST_NODES: Final = 24
+_SQUASHING: Final = frozenset(("Sigmoid", "Softmax"))
+_MIXING: Final = frozenset(
+    ("Mean", "Sum", "Max", "Min", "Amax", "Amin", "Maximum", "Minimum", "Stack", "Cat", "Prod", "Add", "Sub", "Rsub",
+     "Mul", "Div", "Clamp", "ClampMin", "ClampMax", "Expand", "Unbind", "Split", "Gather", "Pow")
+)  # fmt: skip
+"""Arithmetic that makes one probability out of several."""
+
+
+class GivenProbe:
+    """Looks at what the first calls of the two losses of scores are given."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._looks: dict[str, int] = {}
+
+    def install(self, patches: Patches) -> None:
+        """Begin to see losses."""
+        classes = functools.partial(self._make, find=_find_shares, form="cross_entropy")
+        binary = functools.partial(self._make, find=_find_squashed, form="bce_logits")
+        replace_function(patches, torch._C._nn, "cross_entropy_loss", classes)
+        replace_function(patches, torch, "binary_cross_entropy_with_logits", binary)
+
+    def _make(
+        self, original: Callable[..., Any], *, find: Callable[[torch.Tensor], str], form: str
+    ) -> Callable[..., Any]:
+        is_compiling = torch.compiler.is_compiling
+        told: list[Callable[..., None]] = [functools.partial(self._see, find, form)]
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if args and not is_compiling() and self._looks.get(form, 0) < _LOOKS and not self.recorder.asleep:
+                self.recorder.ask(told, args[0])
+            return original(*args, **kwargs)
+
+        return function
+
+    def _see(self, find: Callable[[torch.Tensor], str], form: str, given: Any) -> None:
+        is_plain = type(given) is torch.Tensor and not is_functorch_wrapped_tensor(given)
+        if not is_plain or given.grad_fn is None or given.is_meta or not torch.is_grad_enabled():
+            return
+        self._looks[form] = self._looks.get(form, 0) + 1
+        with torch.no_grad():
+            above = find(given) if given.is_floating_point() and given.numel() >= _FEWEST else ""
+        if above:
+            classes = given.shape[min(1, given.dim() - 1)]
+            note = {"form": form, "above": above, "classes": classes, "source": find_line()}
+            self.recorder.note("loss-input", note)
+
+
+def _find_shares(given: torch.Tensor) -> str:
+    """Return ``shares`` where the classes of every sample are not negative and add up to 1."""
+    if given.dim() < 2 or given.shape[1] < 2:
+        return ""
+    rows = given.detach().movedim(1, -1).reshape(-1, given.shape[1])[:_ROWS].float()
+    is_share = bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
+    return "shares" if is_share else ""
+
+
+def _find_squashed(given: torch.Tensor) -> str:
+    """Return ``sigmoid`` or ``softmax`` for numbers from 0 to 1 that are made of those alone."""
+    values = given.detach().reshape(-1)[: _ROWS * _ROWS]
+    if not bool(((values > 0) & (values < 1)).all()):
+        return ""
+    found: set[str] = set()
+    start: Any = given.grad_fn
+    queue, seen = [start], {start}
+    for node in queue:
+        name = name_of(node)
+        if name in _SQUASHING:
+            found.add(name.lower())
+            continue
+        if (name not in _MIXING and node.name() not in VIEWS) or len(seen) > _MOST_NODES:
+            return ""
+        fresh = [before for before, _ in node.next_functions if before is not None and before not in seen]
+        seen.update(fresh)
+        queue += dict.fromkeys(fresh)
+    return min(found, default="")
