@@ -14,9 +14,8 @@ from clew.model.record import Scalar, StepRecord
 from clew.model.schema import STAT_INDEX, STAT_NAMES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from clew.model.record import Batch, Fault
+    from clew.stats.rows import CutRows
 
 _NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
 _TIMES: Final = tuple(f"time.{name}" for name in PHASES)
@@ -30,7 +29,7 @@ class Draft:
     due: bool
     phases: list[float]
     layout: Layout
-    rows: tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None] | None
+    rows: CutRows | None
     has_repeats: bool
     scalars: list[Scalar]
     batches: list[Batch]
@@ -52,7 +51,7 @@ class Draft:
             hashes=columns.hashes,
             hists=columns.hists,
             scalars=tuple(self.scalars),
-            batches=self._stamp_batches(),
+            batches=self._stamp_batches() if self.batches else (),
             faults=faults,
         )
 
@@ -60,7 +59,7 @@ class Draft:
         layout = self.layout
         if self.rows is None:
             return Columns(layout.packed, _NO_VALUES, None, None), layout
-        columns = Columns(layout.packed, *self.rows)
+        columns = Columns(layout.packed, *self.rows.to_arrays())
         copy_rows(columns, layout)
         if self.has_repeats:
             columns = merge_repeats(drop_unseen(columns))
@@ -72,7 +71,7 @@ class Draft:
 
     def _stamp_batches(self) -> tuple[Batch, ...]:
         """Give each batch its fingerprint; until now it held the row that was being measured."""
-        hashes = self.rows[1] if self.rows is not None else None
+        hashes = self.rows.to_arrays()[1] if self.rows is not None else None
         return tuple(
             replace(
                 batch,

@@ -13,20 +13,10 @@ PyDoc_STRVAR(read_number_doc, "read_number(tensor) -> float | None\n\n"
 static PyObject *read_number(PyObject *module, PyObject *tensor)
 {
     (void)module;
-    if (!is_plain_type(tensor) || is_observed())
+    Task task;
+    if (!read_tensor(tensor, 0, &task, NULL) || (task.type != F32 && task.type != F64) || task.count != 1)
         Py_RETURN_NONE;
-    int type = find_dtype(tensor);
-    if ((type != F32 && type != F64) || !read_flag(tensor, str_is_cpu) || ask_integer(ask_numel, tensor) != 1 ||
-        ask_truth(ask_neg, tensor)) {
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
-    const void *data = (const void *)(uintptr_t)ask_integer(ask_data_ptr, tensor);
-    if (PyErr_Occurred() || !data) { /* a sparse tensor has no address */
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
-    return PyFloat_FromDouble(type == F32 ? (double)*(const float *)data : *(const double *)data);
+    return PyFloat_FromDouble(task.type == F32 ? (double)*(const float *)task.data : *(const double *)task.data);
 }
 
 /* IS_FINE also where there is nothing to look at. */
@@ -67,6 +57,39 @@ static PyObject *find_bad(PyObject *module, PyObject *const *args, Py_ssize_t n)
         Py_DECREF(tensor);
     }
     return PyLong_FromLong(found);
+}
+
+static PyObject *take_memory(char *from, size_t bytes, int fill)
+{
+    PyObject *taken = from ? PyByteArray_FromStringAndSize(from, (Py_ssize_t)bytes) : Py_None;
+    if (taken == Py_None)
+        Py_INCREF(taken);
+    if (taken && from)
+        memset(from, fill, bytes);
+    return taken;
+}
+
+PyDoc_STRVAR(take_doc, "take(count, row, hash, hist) -> tuple\n\n"
+                       "Return the first rows at these addresses as bytearrays, None for what is not kept, and empty the rows:\n"
+                       "values become NaN, the rest 0.");
+
+static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Target from;
+    (void)module;
+    if (!check_count(n, 4) || !parse_target(args + 1, &from))
+        return NULL;
+    size_t count = PyLong_AsSize_t(args[0]);
+    if (PyErr_Occurred())
+        return NULL;
+    PyObject *values = take_memory((char *)from.row, count * STATS * sizeof *from.row, 0xFF); /* all ones is a NaN */
+    PyObject *hashes = take_memory((char *)from.hash, count * sizeof *from.hash, 0);
+    PyObject *hists = take_memory((char *)from.hist, count * BINS * sizeof *from.hist, 0);
+    PyObject *all = values && hashes && hists ? PyTuple_Pack(3, values, hashes, hists) : NULL;
+    Py_XDECREF(values);
+    Py_XDECREF(hashes);
+    Py_XDECREF(hists);
+    return all;
 }
 
 PyDoc_STRVAR(copy_memory_doc, "copy_memory(to, from, bytes, ...)\n\n"

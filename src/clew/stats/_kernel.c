@@ -1,5 +1,6 @@
 /* The Python face of the kernel: reads what a tensor says of itself, measures its memory, writes rows by address.
-   No header of torch is needed: a tensor is asked for dtype, address and size by the methods it has in Python. */
+   No header of torch is needed: a tensor is described by the exchange table of DLPack, and where torch has none, asked for
+   dtype, address and size by the methods it has in Python. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -27,6 +28,8 @@ static Py_ssize_t plain_types, dtypes;
 static PyObject *ask_data_ptr, *ask_numel, *ask_contiguous, *ask_stride, *ask_neg, *ask_mode, *ask_threads;
 static PyObject *str_dtype, *str_is_cpu, *str_shape;
 static long home_process;
+
+#include "_exchange.h"
 
 /* Where the row of the first tensor goes; hash and hist may be NULL. */
 typedef struct {
@@ -126,38 +129,6 @@ static int read_layout(PyObject *tensor, int width, Layout *layout)
     return same;
 }
 
-/* Describe a tensor in this process's memory; 0 for any other, without an error. Elements that do not lie one after
-   another are described in the layout, and refused where there is none. */
-static int read_tensor(PyObject *tensor, int want, Task *task, Layout *layout)
-{
-    memset(task, 0, sizeof *task);
-    if (!is_plain_type(tensor))
-        return 0;
-    task->type = task->measured = find_dtype(tensor);
-    if (task->type < 0 || !read_flag(tensor, str_is_cpu))
-        goto other;
-    int contiguous = ask_truth(ask_contiguous, tensor);
-    if (!contiguous && !layout)
-        goto other;
-    task->count = ask_integer(ask_numel, tensor);
-    task->data = (const char *)(uintptr_t)ask_integer(ask_data_ptr, tensor);
-    task->want = want;
-    if (PyErr_Occurred() || (task->count && !task->data))
-        goto other;
-    /* a negative view shows one part of complex numbers, so it has gaps unless it has one element */
-    if ((!contiguous || task->count == 1) && ask_truth(ask_neg, tensor))
-        goto other;
-    if (!contiguous) {
-        if (!read_layout(tensor, type_width[task->type], layout))
-            goto other;
-        task->layout = layout;
-    }
-    return 1;
-other:
-    PyErr_Clear();
-    return 0;
-}
-
 /* While a user's torch-function mode is active it would see our questions: then the caller must step out of it. */
 static int is_observed(void)
 {
@@ -168,13 +139,76 @@ static int is_observed(void)
     return value;
 }
 
-/* How many threads to use: as many as asked (0: as torch does) for large work, never in a forked child. */
+/* A negative view shows one part of complex numbers, so it has gaps unless it has one element. */
+static int may_be_negative(const Task *task, int contiguous)
+{
+    return !contiguous || task->count == 1;
+}
+
+/* As read_tensor, by asking the tensor itself. */
+static int ask_tensor(PyObject *tensor, Task *task, Layout *layout)
+{
+    if (is_observed())
+        return 0;
+    task->type = task->measured = find_dtype(tensor);
+    if (task->type < 0 || !read_flag(tensor, str_is_cpu))
+        return 0;
+    int contiguous = ask_truth(ask_contiguous, tensor);
+    if (!contiguous && !layout)
+        return 0;
+    task->count = ask_integer(ask_numel, tensor);
+    task->data = (const char *)(uintptr_t)ask_integer(ask_data_ptr, tensor);
+    if (PyErr_Occurred() || (task->count && !task->data))
+        return 0;
+    if (may_be_negative(task, contiguous) && ask_truth(ask_neg, tensor))
+        return 0;
+    task->layout = contiguous ? NULL : layout;
+    return contiguous || read_layout(tensor, type_width[task->type], layout);
+}
+
+/* As read_tensor, from what torch told. */
+static int read_told(PyObject *tensor, const Told *told, Task *task, Layout *layout)
+{
+    task->type = task->measured = find_told_type(told);
+    int contiguous = is_told_contiguous(told, &task->count);
+    task->data = told->data;
+    if ((!contiguous && !layout) || (task->count && !task->data))
+        return 0;
+    if (may_be_negative(task, contiguous) && (is_observed() || ask_truth(ask_neg, tensor)))
+        return 0;
+    task->layout = contiguous ? NULL : layout;
+    return contiguous || keep_told_layout(told, type_width[task->type], layout);
+}
+
+/* Describe a tensor in this process's memory; 0 for any other, without an error. Elements that do not lie one after
+   another are described in the layout, and refused where there is none. `told` keeps what torch told; without dims (-1)
+   where it told nothing. */
+static int read_tensor_told(PyObject *tensor, int want, Task *task, Layout *layout, Told *told)
+{
+    memset(task, 0, sizeof *task);
+    told->dims = -1;
+    if (!is_plain_type(tensor))
+        return 0;
+    task->want = want;
+    int found = is_told(tensor, told) ? read_told(tensor, told, task, layout)
+                                      : (told->dims = -1, ask_tensor(tensor, task, layout));
+    PyErr_Clear();
+    return found;
+}
+
+static int read_tensor(PyObject *tensor, int want, Task *task, Layout *layout)
+{
+    Told told;
+    return read_tensor_told(tensor, want, task, layout, &told);
+}
+
+/* How many threads to use: as many as asked (0 or NULL: as torch does) for large work, never in a forked child. */
 static int choose_threads(int64_t bytes, PyObject *asked)
 {
 #if defined(__GNUC__)
     if (bytes < THREAD_BYTES || !gomp_parallel || process_id() != home_process)
         return 1;
-    long threads = PyLong_AsLong(asked);
+    long threads = asked ? PyLong_AsLong(asked) : 0;
     if (!threads) {
         PyObject *answer = PyObject_CallFunctionObjArgs(ask_threads, NULL);
         threads = answer ? PyLong_AsLong(answer) : 1;
@@ -251,7 +285,7 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t n)
     (void)module;
     if (!check_count(n, 5) || !parse_target(args + 1, &target))
         return NULL;
-    if (is_observed() || !read_tensor(args[0], count_wants(&target), &task, &layout))
+    if (!read_tensor(args[0], count_wants(&target), &task, &layout))
         Py_RETURN_FALSE;
     int threads = choose_threads(count_bytes(&task), args[4]);
     if (task.layout)
@@ -279,11 +313,10 @@ static int pair_tensors(PyObject *tensor, PyObject *old, int want, Task *task)
 /* Read all tensors into tasks; return the list of positions that could not be read (their tasks are empty). */
 static PyObject *read_tensors(PyObject *tensors, PyObject *olds, Py_ssize_t n, int want, Task *tasks)
 {
-    int observed = is_observed();
     PyObject *left = PyList_New(0);
     for (Py_ssize_t i = 0; left && i < n; i++) {
         PyObject *tensor = PyTuple_GetItem(tensors, i), *old = olds ? PyTuple_GetItem(olds, i) : NULL;
-        if (!observed && pair_tensors(tensor, old, want, &tasks[i]))
+        if (pair_tensors(tensor, old, want, &tasks[i]))
             continue;
         PyObject *position = PyLong_FromSsize_t(i);
         memset(&tasks[i], 0, sizeof *tasks);
@@ -453,20 +486,20 @@ static int keep_dtypes(PyObject *codes)
 }
 
 PyDoc_STRVAR(configure_doc,
-             "configure(types, codes, questions, openmp)\n\n"
+             "configure(types, codes, questions, openmp, exchange)\n\n"
              "Tell the kernel once about torch: the plain tensor classes, dtype -> element type, the unbound methods\n"
              "(data_ptr, numel, is_contiguous, stride, is_neg) and functions (is a torch-function mode on, number of threads) to\n"
-             "ask, and the address of GOMP_parallel or 0.");
+             "ask, the address of GOMP_parallel or 0, and the exchange table of DLPack or None.");
 
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     PyObject **slots[] = {&ask_data_ptr, &ask_numel, &ask_contiguous, &ask_stride,
                            &ask_neg,      &ask_mode,  &ask_threads};
     (void)module;
-    if (n != 4 || !PyDict_Check(args[1]) || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) != QUESTIONS ||
-        !keep_types(args[0]) || !keep_dtypes(args[1])) {
+    if (n != 5 || !PyDict_Check(args[1]) || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) != QUESTIONS ||
+        !keep_types(args[0]) || !keep_dtypes(args[1]) || !keep_exchange(args[4])) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "configure(types, codes, questions, openmp)");
+            PyErr_SetString(PyExc_TypeError, "configure(types, codes, questions, openmp, exchange)");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < QUESTIONS; i++)
@@ -482,6 +515,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 
 #include "_glance.h"
 #include "_tray.h"
+#include "_leaf.h"
 
 static PyMethodDef methods[] = {
     FAST("configure", configure, configure_doc),
@@ -491,6 +525,7 @@ static PyMethodDef methods[] = {
     FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
     FAST("find_bad", find_bad, find_bad_doc),
+    FAST("take", take, take_doc),
     FAST("copy_memory", copy_memory, copy_memory_doc),
     {"read_number", read_number, METH_O, read_number_doc},
     {"select", select_variant, METH_O, select_doc},

@@ -134,10 +134,22 @@ static int append_number(PyObject *list, int64_t value)
     return !failed;
 }
 
-/* Whether the site has been told this shape; a tensor without one has not. */
-static int is_described(Tray *tray, PyObject *tensor, int64_t site)
+static int is_told_shape(PyObject *known, const Told *told)
+{
+    if (!PyTuple_Check(known) || PyTuple_Size(known) != told->dims)
+        return 0;
+    for (int i = 0; i < told->dims; i++)
+        if (PyLong_AsLongLong(PyTuple_GetItem(known, i)) != told->shape[i])
+            return 0;
+    return 1;
+}
+
+/* Whether the site has been given this shape; a tensor without one has not. */
+static int is_described(Tray *tray, PyObject *tensor, int64_t site, const Told *told)
 {
     PyObject *known = PyList_GetItem(tray->shapes, site);
+    if (known && told && told->dims >= 0)
+        return is_told_shape(known, told);
     PyObject *shape = known ? PyObject_GetAttr(tensor, str_shape) : NULL;
     int same = shape ? PyObject_RichCompareBool(known, shape, Py_EQ) : 0;
     Py_XDECREF(shape);
@@ -145,9 +157,10 @@ static int is_described(Tray *tray, PyObject *tensor, int64_t site)
     return same == 1;
 }
 
-static int describe_site(Tray *tray, PyObject *tensor, int64_t site)
+/* `told` may be NULL: then the tensor is asked. */
+static int describe_site(Tray *tray, PyObject *tensor, int64_t site, const Told *told)
 {
-    if (is_described(tray, tensor, site))
+    if (is_described(tray, tensor, site, told))
         return 1;
     PyObject *number = PyLong_FromLongLong(site);
     PyObject *answer = number ? PyObject_CallMethodObjArgs(tray->owner, str_describe, number, tensor, NULL) : NULL;
@@ -162,22 +175,22 @@ static int64_t put_down(Tray *tray, PyObject *keys, PyObject *tensor, int64_t ke
     Layout layout;
     Task task;
     Piece piece;
+    Told told;
     Py_ssize_t row = PyList_Size(keys);
     if (row < 0)
         return -2;
-    if (row >= tray->capacity || is_observed() || !read_tensor(tensor, count_wants(&tray->target), &task, &layout))
+    if (row >= tray->capacity ||
+        !read_tensor_told(tensor, count_wants(&tray->target), &task, &layout, &told))
         return -1;
     if (!append_number(keys, key))
         return -2;
-    PyObject *asked = PyLong_FromLong(0);
-    int threads = choose_threads(count_bytes(&task), asked);
-    Py_XDECREF(asked);
+    int threads = choose_threads(count_bytes(&task), NULL);
     if (task.layout)
         measure_layout(&task, &layout, &piece, threads);
     else
         run_unlocked(&task, 1, &piece, count_bytes(&task), threads);
     write_target(&piece, &task, &tray->target, row);
-    return describe_site(tray, tensor, key >> SITE_SHIFT) ? row : -2;
+    return describe_site(tray, tensor, key >> SITE_SHIFT, &told) ? row : -2;
 }
 
 static int64_t measure_slowly(Tray *tray, PyObject *tensor, int64_t key)
@@ -219,10 +232,71 @@ static PyObject *tray_measure(PyObject *self, PyObject *const *args, Py_ssize_t 
     return row == -2 ? NULL : PyLong_FromLongLong(row);
 }
 
+/* Read tensors into tasks and tell their sites the shapes; return the positions that could not be read. */
+static PyObject *read_keyed(Tray *tray, PyObject *tensors, PyObject *keys, Py_ssize_t n, Task *tasks)
+{
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = 0; left && i < n; i++) {
+        Told told;
+        PyObject *tensor = PyTuple_GetItem(tensors, i);
+        int64_t key = PyLong_AsLongLong(PyList_GetItem(keys, i));
+        int found = read_tensor_told(tensor, count_wants(&tray->target), &tasks[i], NULL, &told);
+        if (!found)
+            memset(&tasks[i], 0, sizeof *tasks);
+        if ((found && !describe_site(tray, tensor, key >> SITE_SHIFT, &told)) || (!found && !append_number(left, i)))
+            Py_CLEAR(left);
+    }
+    return left;
+}
+
+static PyObject *put_down_many(Tray *tray, PyObject *tensors, PyObject *keys, Py_ssize_t first)
+{
+    Py_ssize_t n = PyTuple_Size(tensors);
+    Task *tasks = calloc((size_t)n + 1, sizeof *tasks);
+    Piece *pieces = malloc(((size_t)n + 1) * sizeof *pieces);
+    PyObject *left = tasks && pieces ? read_keyed(tray, tensors, keys, n, tasks) : PyErr_NoMemory();
+    if (left) {
+        int64_t bytes = 0;
+        for (Py_ssize_t i = 0; i < n; i++)
+            bytes += count_bytes(&tasks[i]);
+        run_unlocked(tasks, n, pieces, bytes, choose_threads(bytes, NULL));
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (tasks[i].want)
+                write_target(&pieces[i], &tasks[i], &tray->target, first + i);
+    }
+    free(tasks);
+    free(pieces);
+    return left;
+}
+
+/* measure_many(tensors, keys): the caller holds the lock. */
+static PyObject *tray_measure_many(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    Tray *tray = (Tray *)self;
+    if (!check_count(n, 2))
+        return NULL;
+    PyObject *tensors = PySequence_Tuple(args[0]), *keys = PyObject_GetAttr(tray->owner, str_keys), *left = NULL;
+    Py_ssize_t first = keys ? PyList_Size(keys) : -1, count = tensors ? PyTuple_Size(tensors) : -1;
+    if (first >= 0 && count >= 0 && PyList_Size(args[1]) == count) {
+        if (first + count > tray->capacity)
+            Py_INCREF(left = Py_None);
+        else if (PyList_SetSlice(keys, first, first, args[1]) == 0)
+            left = put_down_many(tray, tensors, args[1], first);
+    } else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "as many keys as tensors");
+    Py_XDECREF(tensors);
+    Py_XDECREF(keys);
+    return left;
+}
+
 static PyMethodDef tray_methods[] = {
     {"aim", aim_tray, METH_VARARGS, "aim(capacity, row, hash, hist)\n\nTell where the rows of the step begin."},
     FAST("measure", tray_measure,
          "measure(tensor, site, tag) -> int\n\nMeasure a tensor into the next row; -1 where it cannot be seen."),
+    FAST("measure_many", tray_measure_many,
+         "measure_many(tensors, keys) -> list | None\n\n"
+         "Measure tensors into the next rows, each under its key, while the owner's lock is held; return the positions\n"
+         "left to the caller, or None, with nothing done, where there is no room."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -286,7 +360,7 @@ static int repeat_row(Tray *tray, PyObject *tensor, int64_t row, int64_t key)
     PyObject *keys = PyObject_GetAttr(tray->owner, str_keys), *copies = PyObject_GetAttr(tray->owner, str_copies);
     PyObject *pair = keys && copies ? Py_BuildValue("nL", PyList_Size(keys), (long long)row) : NULL;
     int done = pair && PyList_Append(copies, pair) == 0 && append_number(keys, key) &&
-               describe_site(tray, tensor, key >> SITE_SHIFT);
+               describe_site(tray, tensor, key >> SITE_SHIFT, NULL);
     Py_XDECREF(keys);
     Py_XDECREF(copies);
     Py_XDECREF(pair);
@@ -363,15 +437,4 @@ static PyType_Slot hook_slots[] = {
 static PyType_Spec hook_spec = {
     "clew.stats._kernel.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, hook_slots,
 };
-
-/* Add the types to the module. */
-static int add_types(PyObject *module)
-{
-    PyObject *clock = PyType_FromSpec(&clock_spec), *tray = PyType_FromSpec(&tray_spec);
-    PyObject *hook = PyType_FromSpec(&hook_spec);
-    clock_type = (PyTypeObject *)clock;
-    tray_type = (PyTypeObject *)tray;
-    return clock && tray && hook && intern_names() && PyModule_AddObject(module, "Clock", clock) == 0 &&
-           PyModule_AddObject(module, "Tray", tray) == 0 && PyModule_AddObject(module, "Hook", hook) == 0;
-}
 #endif

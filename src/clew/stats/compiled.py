@@ -71,7 +71,8 @@ def load_kernel() -> ModuleType | None:
     methods = (tensor.data_ptr, tensor.numel, tensor.is_contiguous, tensor.stride, tensor.is_neg)
     questions = (*methods, torch._C._is_torch_function_mode_enabled, torch.get_num_threads)
     types = (torch.Tensor, torch.nn.Parameter)
-    built.configure(types, list_dtype_codes(), questions, _find_openmp())
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    built.configure(types, list_dtype_codes(), questions, _find_openmp(), exchange)
     return built
 
 

@@ -44,6 +44,24 @@ class _Merge(NamedTuple):
     other: int
 
 
+class CutRows(NamedTuple):
+    """Rows as they lay in memory."""
+
+    values: bytearray
+    hashes: bytearray | None
+    hists: bytearray | None
+
+    def to_arrays(
+        self,
+    ) -> tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None]:
+        """Return the statistics, hashes and histograms, a row each; they are the receiver's own."""
+        return (
+            np.frombuffer(self.values, np.float64).reshape(-1, len(STAT_NAMES)),
+            None if self.hashes is None else np.frombuffer(self.hashes, np.uint64),
+            None if self.hists is None else np.frombuffer(self.hists, np.uint32).reshape(-1, HIST_BINS),
+        )
+
+
 class Rows:
     """A growing table with one row of statistics per measured tensor.
 
@@ -111,7 +129,7 @@ class Rows:
         return [
             (position, failure)
             for position in left
-            if (failure := self._try(tensors[position], first_row + position, hash=hash, hist=hist))
+            if (failure := self.try_measure(tensors[position], first_row + position, hash=hash, hist=hist))
         ]
 
     def measure_updates(
@@ -151,7 +169,9 @@ class Rows:
             self._hists_at + row * HIST_BYTES if hist and self._hists_at else 0,
         )
 
-    def _try(self, tensor: torch.Tensor, row: int, *, hash: bool, hist: bool) -> UnsupportedTensor | None:
+    def try_measure(
+        self, tensor: torch.Tensor, row: int, *, hash: bool, hist: bool
+    ) -> UnsupportedTensor | None:
         """Measure a tensor; return the error instead of raising it, and leave NaN in its row."""
         try:
             self.measure(tensor, row, hash=hash, hist=hist)
@@ -163,7 +183,7 @@ class Rows:
     def _try_update(
         self, new: torch.Tensor, old: torch.Tensor, row: int, *, hash: bool, hist: bool
     ) -> UnsupportedTensor | None:
-        """Measure a difference as ``_try`` does, and overwrite the old values."""
+        """Measure a difference as ``try_measure`` does, and overwrite the old values."""
         try:
             with undisturbed():
                 change = subtract(new, old)
@@ -171,7 +191,7 @@ class Rows:
         except UnsupportedTensor as error:
             self._clear(row)
             return error
-        return self._try(change, row, hash=hash, hist=hist)
+        return self.try_measure(change, row, hash=hash, hist=hist)
 
     def _clear(self, row: int) -> None:
         self.values[row] = np.nan
@@ -271,13 +291,21 @@ class Rows:
         self, n: int
     ) -> tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None]:
         """Settle, and hand over the first ``n`` rows as arrays of the receiver's own; the table starts again."""
-        self.settle()
+        return self.cut(n).to_arrays()
+
+    def cut(self, n: int) -> CutRows:
+        """Do as ``take`` does and leave it for later to make arrays of the memory."""
+        if self._log:
+            self.settle()
         self.reserve(n)
-        self._outgrown.clear()
-        return (
-            _hand_over(self.values[:n], np.nan),
-            None if self.hashes is None else _hand_over(self.hashes[:n], 0),
-            None if self.hists is None else _hand_over(self.hists[:n], 0),
+        if self._outgrown:
+            self._outgrown.clear()
+        if KERNEL is not None:
+            return CutRows(*KERNEL.take(n, self._values_at, self._hashes_at, self._hists_at))
+        return CutRows(
+            _cut(self.values[:n], np.nan),
+            None if self.hashes is None else _cut(self.hashes[:n], 0),
+            None if self.hists is None else _cut(self.hists[:n], 0),
         )
 
     def reserve(self, n: int) -> None:
@@ -313,9 +341,9 @@ def _nobody() -> None:
 _Number = TypeVar("_Number", bound=np.generic)
 
 
-def _hand_over(rows: NDArray[_Number], empty: float) -> NDArray[_Number]:
-    """Return a copy of the rows and empty them."""
-    copy: NDArray[_Number] = rows.copy()
+def _cut(rows: NDArray[_Number], empty: float) -> bytearray:
+    """Return a copy of the rows' memory and empty them."""
+    copy = bytearray(rows.tobytes())
     rows[...] = empty
     return copy
 

@@ -7,17 +7,16 @@ leaving anything on the user's modules, which may be copied or pickled at any mo
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.assemble import SITE_SHIFT
 from clew.capture.clock import CLEW, EVAL, FORWARD
 from clew.capture.torch.argument_probe import ArgumentProbe
 from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.leaves import walk
-from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_INPUT, KIND_OUTPUT, Call
+from clew.capture.torch.outputs import make_leaf, see_unobserved
+from clew.capture.torch.recorder import KIND_INPUT, Call
 from clew.capture.torch.registry import MAX_CALLS
 
 if TYPE_CHECKING:
@@ -47,14 +46,8 @@ class ForwardLens:
         self.roots = roots
         self.thread = _Thread()
         self._wants_input = recorder.wants["input"]
-        self._wants_output = recorder.wants["output"]
-        self._wants_gradient = recorder.wants["grad_output"]
-        self._last: Callable[[], torch.Tensor | None] = _nothing
-        self._last_version = -1
-        self._last_serial = -1
-        self._last_row = -1
-        self._last_targets: list[int] | None = None
         self._gradients = GradientHooks(recorder)
+        self._leaf = make_leaf(recorder, self._gradients)
 
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
@@ -115,7 +108,7 @@ class ForwardLens:
         finally:
             thread.depth = 0
             thread.recording = False
-            self._forget_last()
+            self._leaf.forget()
             clock.switch(before)
         return output
 
@@ -190,44 +183,11 @@ class ForwardLens:
         if self._wants_input and not recorder.in_backward:
             self._record_inputs(entry, args, kwargs, tag)
         if type(output) is torch.Tensor:
-            self._record_leaf(entry.site, output, tag)
+            if not self._leaf.see(entry.site, output, tag):
+                see_unobserved(self._leaf, entry.site, output, tag)
             return
-        for path, leaf in walk(output):
-            self._record_leaf(self._leaf_site(entry, path), leaf, tag)
-
-    def _record_leaf(self, site: int, tensor: torch.Tensor, tag: int) -> None:
-        recorder = self.recorder
-        has_gradient = tensor.requires_grad
-        version = tensor._version if has_gradient or not tensor.is_inference() else 0
-        if self._last() is tensor and self._last_version == version and self._last_serial == recorder.serial:
-            self._record_again(site, tensor, tag)
-            return
-        row = -1
-        if self._wants_output and not recorder.in_backward:
-            row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
-        targets = None
-        if has_gradient and self._wants_gradient:
-            targets = self._gradients.watch(tensor, site << SITE_SHIFT | tag | KIND_GRAD_OUTPUT)
-        self._last = weakref.ref(tensor)
-        self._last_version = version
-        self._last_serial = recorder.serial
-        self._last_row = row
-        self._last_targets = targets
-
-    def _record_again(self, site: int, tensor: torch.Tensor, tag: int) -> None:
-        """Give a module the numbers of the one inside it whose output it returned as it was."""
-        recorder = self.recorder
-        if self._wants_output and not recorder.in_backward:
-            if self._last_row >= 0:
-                recorder.repeat(self._last_row, tensor, site, tag=tag | KIND_OUTPUT)
-            else:
-                self._last_row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
-        if self._wants_gradient and tensor.requires_grad:
-            key = site << SITE_SHIFT | tag | KIND_GRAD_OUTPUT
-            if self._last_targets is None:
-                self._last_targets = self._gradients.watch(tensor, key)
-            else:
-                self._last_targets.append(key)
+        for path, tensor in walk(output):
+            see_unobserved(self._leaf, self._leaf_site(entry, path), tensor, tag)
 
     def _record_inputs(self, entry: ModuleEntry, args: Any, kwargs: Any, tag: int) -> None:
         given = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
@@ -243,10 +203,3 @@ class ForwardLens:
                 f"{entry.name}{path}", "leaf", parent=entry.site, root=self.recorder.sites[entry.site].root
             )
         return site
-
-    def _forget_last(self) -> None:
-        self._last, self._last_version, self._last_row, self._last_targets = _nothing, -1, -1, None
-
-
-def _nothing() -> None:
-    return None

@@ -66,7 +66,8 @@ class GradientHooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._anchors: dict[int, _Anchor] = {}
+        self.anchors: dict[int, _Anchor] = {}
+        """The hooks that are there, by their first key."""
 
     def watch(self, tensor: torch.Tensor, key: int) -> list[int] | None:
         """Have the gradient of a tensor measured under a key; return the list that takes further keys."""
@@ -78,16 +79,16 @@ class GradientHooks:
             hook = GradientHook(self.recorder, tensor.output_nr, targets)
             self.recorder.handles.append(node.register_prehook(hook))
             return targets
-        anchor = self._anchors.get(key) or self._make_anchor(key)
+        anchor = self.anchors.get(key) or self._make_anchor(key)
         del anchor.targets[1:]
         node._register_hook_dict(anchor.tensor)
         return anchor.targets
 
     def forget(self) -> None:
         """Empty the hooks, those in graphs that still live included."""
-        for anchor in self._anchors.values():
+        for anchor in self.anchors.values():
             anchor.hooks.clear()
-        self._anchors.clear()
+        self.anchors.clear()
 
     def _make_anchor(self, key: int) -> _Anchor:
         targets = [key]
@@ -96,5 +97,5 @@ class GradientHooks:
         with undisturbed(), torch.inference_mode(mode=False):
             tensor = torch.empty(0, device="cpu")
             tensor._backward_hooks = hooks
-        anchor = self._anchors[key] = _Anchor(tensor, hooks, targets)
+        anchor = self.anchors[key] = _Anchor(tensor, hooks, targets)
         return anchor

@@ -220,6 +220,28 @@ class Recorder:
         """Measure several tensors into consecutive rows, each under its key."""
         if not tensors:
             return
+        first, left = len(self.keys), None
+        if self.tray is not None:
+            left = self.tray.measure_many(tensors, keys)
+        if left is None:
+            self._measure_all(tensors, keys)
+        elif left:
+            self._measure_left(tensors, keys, [(position, first + position) for position in left])
+
+    def _measure_left(
+        self, tensors: list[torch.Tensor], keys: list[int], left: list[tuple[int, int]]
+    ) -> None:
+        """Measure the tensors at some positions into the rows they have already."""
+        for position, row in left:
+            tensor, site = tensors[position], keys[position] >> SITE_SHIFT
+            failure = self.rows.try_measure(tensor, row, hash=self.hashes, hist=self.hists)
+            if failure is not None:
+                self.keys[row] = DROPPED
+                self.note_unseen(site, failure)
+            if self.sites.shapes[site] != tensor.shape:
+                self.describe(site, tensor)
+
+    def _measure_all(self, tensors: list[torch.Tensor], keys: list[int]) -> None:
         first = len(self.keys)
         self.keys += keys
         failures = self.rows.measure_many(tensors, first, hash=self.hashes, hist=self.hists)
@@ -390,7 +412,7 @@ class Recorder:
                 due=was_due,
                 phases=phases,
                 layout=self._choose_layout(),
-                rows=self.rows.take(len(self.keys)) if self.keys else None,
+                rows=self.rows.cut(len(self.keys)) if self.keys else None,
                 has_repeats=self.has_repeats or DROPPED in self.keys,
                 scalars=self.scalars,
                 batches=self.batches,

@@ -1,0 +1,244 @@
+/* One output of a module, put down and its gradient waited for: what `ForwardLens._record_leaf` and `GradientHooks.watch`
+   do in Python, without a Python frame.
+
+   Includes nothing: it is a part of _kernel.c. */
+
+#ifdef HAVE_CLOCK
+
+static PyObject *str_requires_grad, *str_version, *str_serial, *str_in_backward, *str_grad_fn, *str_output_nr,
+    *str_register;
+
+typedef struct {
+    PyObject_HEAD
+    Tray *tray;
+    PyObject *anchors, *watch; /* key -> (tensor that owns the hook, hooks, targets), and what makes them */
+    int64_t output_kind, gradient_kind;
+    PyObject *last, *targets; /* the tensor seen last, weakly, and the keys its gradient goes to */
+    int64_t version, serial, row;
+} Leaf;
+
+static int intern_leaf_names(void)
+{
+    return (str_requires_grad = PyUnicode_InternFromString("requires_grad")) &&
+           (str_version = PyUnicode_InternFromString("_version")) &&
+           (str_serial = PyUnicode_InternFromString("serial")) &&
+           (str_in_backward = PyUnicode_InternFromString("in_backward")) &&
+           (str_grad_fn = PyUnicode_InternFromString("grad_fn")) &&
+           (str_output_nr = PyUnicode_InternFromString("output_nr")) &&
+           (str_register = PyUnicode_InternFromString("_register_hook_dict"));
+}
+
+static int traverse_leaf(PyObject *self, visitproc visit, void *arg)
+{
+    Leaf *leaf = (Leaf *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(leaf->tray);
+    Py_VISIT(leaf->anchors);
+    Py_VISIT(leaf->watch);
+    Py_VISIT(leaf->last);
+    Py_VISIT(leaf->targets);
+    return 0;
+}
+
+static int clear_leaf(PyObject *self)
+{
+    Leaf *leaf = (Leaf *)self;
+    Py_CLEAR(leaf->tray);
+    Py_CLEAR(leaf->anchors);
+    Py_CLEAR(leaf->watch);
+    Py_CLEAR(leaf->last);
+    Py_CLEAR(leaf->targets);
+    return 0;
+}
+
+static void free_leaf(PyObject *self)
+{
+    release_object(self, clear_leaf);
+}
+
+static PyObject *make_leaf(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *tray, *anchors, *watch;
+    long long output_kind, gradient_kind;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O!O!OLL", tray_type, &tray, &PyDict_Type, &anchors, &watch, &output_kind,
+                          &gradient_kind))
+        return NULL;
+    Leaf *leaf = allocate(type);
+    if (leaf) {
+        Py_INCREF(leaf->tray = (Tray *)tray);
+        Py_INCREF(leaf->anchors = anchors);
+        Py_INCREF(leaf->watch = watch);
+        leaf->output_kind = output_kind;
+        leaf->gradient_kind = gradient_kind;
+        leaf->row = leaf->serial = leaf->version = -1;
+    }
+    return (PyObject *)leaf;
+}
+
+/* -1 with an error set. */
+static int64_t read_integer(PyObject *object, PyObject *name)
+{
+    PyObject *answer = PyObject_GetAttr(object, name);
+    int64_t value = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return value;
+}
+
+/* A tensor of inference mode has no version and cannot be written to where it could be seen. */
+static int64_t read_version(PyObject *tensor)
+{
+    int64_t version = read_integer(tensor, str_version);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return version;
+}
+
+/* Borrowed; NULL for a node that has to be watched by the long way, or with an error set. */
+static PyObject *find_targets(Leaf *leaf, PyObject *tensor, PyObject *key)
+{
+    PyObject *anchor = PyDict_GetItemWithError(leaf->anchors, key);
+    if (!anchor || read_integer(tensor, str_output_nr) != 0)
+        return NULL;
+    PyObject *node = PyObject_GetAttr(tensor, str_grad_fn);
+    PyObject *targets = PyTuple_GetItem(anchor, 2);
+    if (!node || node == Py_None || !targets || PyList_SetSlice(targets, 1, PyList_Size(targets), NULL) < 0) {
+        Py_XDECREF(node);
+        return NULL;
+    }
+    PyObject *done = PyObject_CallMethodObjArgs(node, str_register, PyTuple_GetItem(anchor, 0), NULL);
+    Py_DECREF(node);
+    Py_XDECREF(done);
+    return done ? targets : NULL;
+}
+
+/* Have the gradient of a tensor measured under a key. */
+static int watch_gradient(Leaf *leaf, PyObject *tensor, int64_t at)
+{
+    PyObject *key = PyLong_FromLongLong(at);
+    PyObject *targets = key ? find_targets(leaf, tensor, key) : NULL;
+    Py_XINCREF(targets);
+    if (!targets && key && !PyErr_Occurred())
+        targets = PyObject_CallFunctionObjArgs(leaf->watch, tensor, key, NULL);
+    Py_XDECREF(key);
+    Py_XDECREF(leaf->targets);
+    leaf->targets = targets == Py_None ? NULL : targets;
+    if (targets == Py_None)
+        Py_DECREF(targets);
+    return targets != NULL;
+}
+
+static int is_last(const Leaf *leaf, PyObject *tensor, int64_t version, int64_t serial)
+{
+    return leaf->last && leaf->version == version && leaf->serial == serial &&
+           PyWeakref_GetObject(leaf->last) == tensor;
+}
+
+/* A module returned the output of one inside it as it was. */
+static int see_again(Leaf *leaf, PyObject *tensor, int64_t place, int has_gradient, int recomputed)
+{
+    if (leaf->output_kind >= 0 && !recomputed) {
+        if (leaf->row < 0)
+            leaf->row = take_tensor(leaf->tray, tensor, place | leaf->output_kind);
+        else if (!repeat_row(leaf->tray, tensor, leaf->row, place | leaf->output_kind))
+            return 0;
+        if (leaf->row == -2)
+            return 0;
+    }
+    if (leaf->gradient_kind < 0 || !has_gradient)
+        return 1;
+    return leaf->targets ? append_number(leaf->targets, place | leaf->gradient_kind)
+                         : watch_gradient(leaf, tensor, place | leaf->gradient_kind);
+}
+
+static int see_first(Leaf *leaf, PyObject *tensor, int64_t place, int has_gradient, int recomputed)
+{
+    leaf->row = -1;
+    Py_CLEAR(leaf->targets);
+    if (leaf->output_kind >= 0 && !recomputed) {
+        leaf->row = take_tensor(leaf->tray, tensor, place | leaf->output_kind);
+        if (leaf->row == -2)
+            return 0;
+    }
+    return leaf->gradient_kind < 0 || !has_gradient || watch_gradient(leaf, tensor, place | leaf->gradient_kind);
+}
+
+static PyObject *leaf_see(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    Leaf *leaf = (Leaf *)self;
+    if (!check_count(n, 3))
+        return NULL;
+    PyObject *tensor = args[1];
+    if (is_observed())
+        Py_RETURN_FALSE;
+    int64_t place = PyLong_AsLongLong(args[0]) << SITE_SHIFT | PyLong_AsLongLong(args[2]);
+    int64_t serial = read_integer(leaf->tray->owner, str_serial);
+    int64_t recomputed = read_integer(leaf->tray->owner, str_in_backward);
+    if (PyErr_Occurred())
+        return NULL;
+    int has_gradient = read_flag(tensor, str_requires_grad);
+    int64_t version = read_version(tensor);
+    if (is_last(leaf, tensor, version, serial)) {
+        if (!see_again(leaf, tensor, place, has_gradient, recomputed != 0))
+            return NULL;
+        Py_RETURN_TRUE;
+    }
+    Py_CLEAR(leaf->last);
+    if (!see_first(leaf, tensor, place, has_gradient, recomputed != 0))
+        return NULL;
+    leaf->version = version;
+    leaf->serial = serial;
+    leaf->last = PyWeakref_NewRef(tensor, NULL);
+    if (!leaf->last)
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *leaf_forget(PyObject *self, PyObject *unused)
+{
+    Leaf *leaf = (Leaf *)self;
+    (void)unused;
+    Py_CLEAR(leaf->last);
+    Py_CLEAR(leaf->targets);
+    leaf->row = -1;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef leaf_methods[] = {
+    FAST("see", leaf_see,
+         "see(site, tensor, tag) -> bool\n\n"
+         "Put an output down as a row and have its gradient put down when it comes; False, with nothing done, while a\n"
+         "torch-function mode would see it."),
+    {"forget", leaf_forget, METH_NOARGS, "forget()\n\nTake the next tensor for a new one."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot leaf_slots[] = {
+    {Py_tp_doc, "Leaf(tray, anchors, watch, output_kind, gradient_kind)\n\n"
+                "Sees the outputs of modules; a kind is -1 where it is not wanted."},
+    {Py_tp_new, make_leaf},
+    {Py_tp_dealloc, free_leaf},
+    {Py_tp_traverse, traverse_leaf},
+    {Py_tp_clear, clear_leaf},
+    {Py_tp_methods, leaf_methods},
+    {0, NULL},
+};
+
+static PyType_Spec leaf_spec = {
+    "clew.stats._kernel.Leaf", sizeof(Leaf), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, leaf_slots,
+};
+
+/* Add the types to the module. */
+static int add_types(PyObject *module)
+{
+    PyObject *clock = PyType_FromSpec(&clock_spec), *tray = PyType_FromSpec(&tray_spec);
+    PyObject *hook = PyType_FromSpec(&hook_spec), *leaf = PyType_FromSpec(&leaf_spec);
+    clock_type = (PyTypeObject *)clock;
+    tray_type = (PyTypeObject *)tray;
+    return clock && tray && hook && leaf && intern_names() && intern_leaf_names() &&
+           PyModule_AddObject(module, "Clock", clock) == 0 && PyModule_AddObject(module, "Tray", tray) == 0 &&
+           PyModule_AddObject(module, "Hook", hook) == 0 && PyModule_AddObject(module, "Leaf", leaf) == 0;
+}
+#endif
