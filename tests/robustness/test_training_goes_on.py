@@ -229,7 +229,7 @@ recorder.Recorder.{method} = broken
         "measure_keyed",
         "measure_many",
         "measure_updates",
-        "add_loss",
+        "add_number",
         "add_scalar",
         "before_event",
         "_hand_over",

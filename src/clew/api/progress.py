@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from clew.capture.clock import PHASES
 from clew.model.schema import KINDS
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from clew.model.record import StepRecord
 
 _SMOOTH: Final = 0.9
+_TIMES: Final = frozenset(f"time.{name}" for name in PHASES)
+_DATA, _CLEW = "time.data", "time.clew"
 
 
 class Progress:
@@ -34,14 +37,19 @@ class Progress:
 
     def take(self, recorder: Recorder, record: StepRecord) -> None:
         """Take note of a finished step."""
-        times = {scalar.name: scalar.value for scalar in record.scalars}
-        wall = sum(value for name, value in times.items() if name.startswith("time."))
+        wall = 0.0
+        for name, value, _ in record.scalars:
+            if name in _TIMES:
+                wall += value
+                if name == _DATA:
+                    self._data += value
+                elif name == _CLEW:
+                    self._cost += value
+            elif name == "memory.process":
+                self._memory = value
         self._wall += wall
-        self._data += times.get("time.data", 0.0)
-        self._cost += times.get("time.clew", 0.0)
         if wall > 0:
             self._rate = 1 / wall if self._rate is None else _SMOOTH * self._rate + (1 - _SMOOTH) / wall
-        self._memory = times.get("memory.process", self._memory)
         self._loss = recorder.last_loss
         self._step = record.step
         if not self.worst:

@@ -45,8 +45,10 @@ class Looks:
     def _is_alarm(self, case: Case, record: StepRecord) -> bool:
         if self.was_alarmed:
             return False
-        losses = (scalar.value for scalar in record.scalars if scalar.name == "loss")
-        self.was_alarmed = bool(case.bad) or not all(map(math.isfinite, losses))
+        self.was_alarmed = bool(case.bad)
+        for name, value, _ in record.scalars:
+            if name == "loss" and not math.isfinite(value):
+                self.was_alarmed = True
         return self.was_alarmed
 
 

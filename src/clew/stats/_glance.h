@@ -3,9 +3,46 @@
 
    Includes nothing: it is a part of _kernel.c. */
 
-static PyObject *str_grad;
+static PyObject *str_grad, *str_version, *str_f_back, *str_f_code, *str_f_lasti;
 
 enum { IS_UNKNOWN = -2, IS_FINE = -1 };
+enum { MAX_DEPTH = 5, MOST_PARTS = 64 };
+
+static int intern_glance_names(void)
+{
+    return (str_grad = PyUnicode_InternFromString("grad")) && (str_version = PyUnicode_InternFromString("_version")) &&
+           (str_f_back = PyUnicode_InternFromString("f_back")) &&
+           (str_f_code = PyUnicode_InternFromString("f_code")) &&
+           (str_f_lasti = PyUnicode_InternFromString("f_lasti"));
+}
+
+static int append_number(PyObject *list, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    int failed = !number || PyList_Append(list, number) < 0;
+    Py_XDECREF(number);
+    return !failed;
+}
+
+/* -1 with an error set. */
+static int64_t read_integer(PyObject *object, PyObject *name)
+{
+    PyObject *answer = PyObject_GetAttr(object, name);
+    int64_t value = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return value;
+}
+
+/* A tensor of inference mode has no version and cannot be written to where it could be seen. */
+static int64_t read_version(PyObject *tensor)
+{
+    int64_t version = read_integer(tensor, str_version);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return version;
+}
 
 PyDoc_STRVAR(read_number_doc, "read_number(tensor) -> float | None\n\n"
                               "Return the number that a tensor of one element holds, if that is simply a float in memory.");
@@ -57,6 +94,80 @@ static PyObject *find_bad(PyObject *module, PyObject *const *args, Py_ssize_t n)
         Py_DECREF(tensor);
     }
     return PyLong_FromLong(found);
+}
+
+/* Add the version of every tensor inside a value and their bytes; 0 where a tensor or a container is not a plain one. */
+static int weigh_part(PyObject *value, PyObject *versions, int64_t *bytes, int depth)
+{
+    Task task;
+    Layout layout;
+    if (value == Py_None || PyUnicode_Check(value) || PyLong_Check(value) || PyFloat_Check(value))
+        return 1;
+    if (is_plain_type(value)) {
+        int fine = read_tensor(value, 0, &task, &layout) && append_number(versions, read_version(value));
+        *bytes += fine ? count_bytes(&task) : 0;
+        return fine;
+    }
+    if (depth > MAX_DEPTH)
+        return 0;
+    int fine = PyTuple_CheckExact(value) || PyList_CheckExact(value) || PyDict_CheckExact(value);
+    Py_ssize_t size = fine ? PyObject_Size(value) : MOST_PARTS + 1;
+    fine = size <= MOST_PARTS;
+    PyObject *part;
+    if (fine && PyDict_CheckExact(value))
+        for (Py_ssize_t at = 0; fine && PyDict_Next(value, &at, NULL, &part);)
+            fine = weigh_part(part, versions, bytes, depth + 1);
+    else
+        for (Py_ssize_t i = 0; fine && i < size; i++) {
+            part = PyTuple_CheckExact(value) ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
+            fine = part && weigh_part(part, versions, bytes, depth + 1);
+        }
+    return fine;
+}
+
+PyDoc_STRVAR(weigh_doc, "weigh(value) -> tuple | None\n\n"
+                        "Return the versions of the tensors inside tuples, lists and dicts, in order, and the bytes they take;\n"
+                        "None where something else is inside.");
+
+static PyObject *weigh(PyObject *module, PyObject *value)
+{
+    int64_t bytes = 0;
+    (void)module;
+    PyObject *versions = is_observed() ? NULL : PyList_New(0);
+    if (!versions || !weigh_part(value, versions, &bytes, 0)) {
+        Py_XDECREF(versions);
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("NL", versions, (long long)bytes);
+}
+
+PyDoc_STRVAR(list_frames_doc, "list_frames(frame) -> list\n\n"
+                              "Return the identity of a frame and of each that called it, its place in its code, and that.");
+
+static PyObject *list_frames(PyObject *module, PyObject *frame)
+{
+    PyObject *found = PyList_New(0);
+    (void)module;
+    Py_INCREF(frame);
+    while (found && frame && frame != Py_None) {
+        PyObject *place = PyObject_GetAttr(frame, str_f_lasti), *code = PyObject_GetAttr(frame, str_f_code);
+        PyObject *id = PyLong_FromVoidPtr(frame);
+        PyObject *entry = place && code && id ? PyTuple_Pack(3, id, place, code) : NULL;
+        PyObject *back = PyObject_GetAttr(frame, str_f_back);
+        if (!entry || PyList_Append(found, entry) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(place);
+        Py_XDECREF(code);
+        Py_XDECREF(id);
+        Py_XDECREF(entry);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    if (!frame)
+        Py_CLEAR(found);
+    Py_XDECREF(frame);
+    return found;
 }
 
 static PyObject *take_memory(char *from, size_t bytes, int fill)

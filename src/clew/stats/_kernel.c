@@ -528,6 +528,8 @@ static PyMethodDef methods[] = {
     FAST("take", take, take_doc),
     FAST("copy_memory", copy_memory, copy_memory_doc),
     {"read_number", read_number, METH_O, read_number_doc},
+    {"weigh", weigh, METH_O, weigh_doc},
+    {"list_frames", list_frames, METH_O, list_frames_doc},
     {"select", select_variant, METH_O, select_doc},
     {"variants", list_variants, METH_NOARGS, variants_doc},
     {NULL, NULL, 0, NULL},
@@ -546,8 +548,8 @@ PyMODINIT_FUNC PyInit__kernel(void)
     str_dtype = PyUnicode_InternFromString("dtype");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
     str_shape = PyUnicode_InternFromString("shape");
-    str_grad = PyUnicode_InternFromString("grad");
-    PyObject *module = str_dtype && str_is_cpu && str_shape && str_grad ? PyModule_Create(&definition) : NULL;
+    PyObject *module =
+        str_dtype && str_is_cpu && str_shape && intern_glance_names() ? PyModule_Create(&definition) : NULL;
 #ifdef HAVE_CLOCK
     if (module && !add_types(module))
         Py_CLEAR(module);

@@ -5,7 +5,7 @@
 
 #ifdef HAVE_CLOCK
 
-static PyObject *str_requires_grad, *str_version, *str_serial, *str_in_backward, *str_grad_fn, *str_output_nr,
+static PyObject *str_requires_grad, *str_serial, *str_in_backward, *str_grad_fn, *str_output_nr,
     *str_register;
 
 typedef struct {
@@ -20,7 +20,6 @@ typedef struct {
 static int intern_leaf_names(void)
 {
     return (str_requires_grad = PyUnicode_InternFromString("requires_grad")) &&
-           (str_version = PyUnicode_InternFromString("_version")) &&
            (str_serial = PyUnicode_InternFromString("serial")) &&
            (str_in_backward = PyUnicode_InternFromString("in_backward")) &&
            (str_grad_fn = PyUnicode_InternFromString("grad_fn")) &&
@@ -74,26 +73,6 @@ static PyObject *make_leaf(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         leaf->row = leaf->serial = leaf->version = -1;
     }
     return (PyObject *)leaf;
-}
-
-/* -1 with an error set. */
-static int64_t read_integer(PyObject *object, PyObject *name)
-{
-    PyObject *answer = PyObject_GetAttr(object, name);
-    int64_t value = answer ? PyLong_AsLongLong(answer) : -1;
-    Py_XDECREF(answer);
-    return value;
-}
-
-/* A tensor of inference mode has no version and cannot be written to where it could be seen. */
-static int64_t read_version(PyObject *tensor)
-{
-    int64_t version = read_integer(tensor, str_version);
-    if (PyErr_Occurred()) {
-        PyErr_Clear();
-        return 0;
-    }
-    return version;
 }
 
 /* Borrowed; NULL for a node that has to be watched by the long way, or with an error set. */

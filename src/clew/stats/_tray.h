@@ -126,14 +126,6 @@ static int call_quietly(PyObject *callable)
     return answer != NULL;
 }
 
-static int append_number(PyObject *list, int64_t value)
-{
-    PyObject *number = PyLong_FromLongLong(value);
-    int failed = !number || PyList_Append(list, number) < 0;
-    Py_XDECREF(number);
-    return !failed;
-}
-
 static int is_told_shape(PyObject *known, const Told *told)
 {
     if (!PyTuple_Check(known) || PyTuple_Size(known) != told->dims)
@@ -249,9 +241,10 @@ static PyObject *read_keyed(Tray *tray, PyObject *tensors, PyObject *keys, Py_ss
     return left;
 }
 
-static PyObject *put_down_many(Tray *tray, PyObject *tensors, PyObject *keys, Py_ssize_t first)
+/* The keys are those of the step already; with an error they are taken out again. */
+static PyObject *put_down_many(Tray *tray, PyObject *all_keys, PyObject *tensors, PyObject *keys)
 {
-    Py_ssize_t n = PyTuple_Size(tensors);
+    Py_ssize_t n = PyTuple_Size(tensors), first = PyList_Size(all_keys) - n;
     Task *tasks = calloc((size_t)n + 1, sizeof *tasks);
     Piece *pieces = malloc(((size_t)n + 1) * sizeof *pieces);
     PyObject *left = tasks && pieces ? read_keyed(tray, tensors, keys, n, tasks) : PyErr_NoMemory();
@@ -263,6 +256,11 @@ static PyObject *put_down_many(Tray *tray, PyObject *tensors, PyObject *keys, Py
         for (Py_ssize_t i = 0; i < n; i++)
             if (tasks[i].want)
                 write_target(&pieces[i], &tasks[i], &tray->target, first + i);
+    } else {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyList_SetSlice(all_keys, first, first + n, NULL);
+        PyErr_Restore(type, value, trace);
     }
     free(tasks);
     free(pieces);
@@ -281,7 +279,7 @@ static PyObject *tray_measure_many(PyObject *self, PyObject *const *args, Py_ssi
         if (first + count > tray->capacity)
             Py_INCREF(left = Py_None);
         else if (PyList_SetSlice(keys, first, first, args[1]) == 0)
-            left = put_down_many(tray, tensors, args[1], first);
+            left = put_down_many(tray, keys, tensors, args[1]);
     } else if (!PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "as many keys as tensors");
     Py_XDECREF(tensors);

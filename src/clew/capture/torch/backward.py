@@ -114,7 +114,7 @@ class BackwardLens:
                 recorder.ask(recorder.on_each_loss, loss)
             if loss is self._scaled() and self._unscaled is not None:
                 loss, self._unscaled = self._unscaled, None  # noqa: PLW2901 - the loss before GradScaler
-            if not recorder.wants["loss"] or is_functorch_wrapped_tensor(loss):
+            if not recorder.wants["loss"] or recorder.add_number(loss) or is_functorch_wrapped_tensor(loss):
                 continue
             if loss.numel() == 1:
                 recorder.add_loss(loss)

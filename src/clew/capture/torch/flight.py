@@ -19,7 +19,7 @@ from clew.stats.rows import KERNEL, Rows
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
-    from types import CodeType
+    from types import CodeType, FrameType
 
     from clew.capture.torch.randomness import RandomBytes
     from clew.capture.torch.recorder import Recorder
@@ -77,7 +77,7 @@ class Flight:
 
     def mark_end(self) -> None:
         """A step has ended: remember the frames that hold the loop, and begin the next step here."""
-        self._frames = _list_frames()
+        self._frames = (KERNEL.list_frames if KERNEL is not None else _list_frames)(sys._getframe())
         if self.snapshots is not None:
             self.snapshots.end_step()
         self.calls.clear()
@@ -206,9 +206,8 @@ class Flight:
                 torch._foreach_copy_([copy for _, copy in self._buffers], [b for b, _ in self._buffers])
 
 
-def _list_frames() -> list[tuple[int, int, CodeType]]:
+def _list_frames(frame: FrameType | None) -> list[tuple[int, int, CodeType]]:
     """Return the identity of each frame, its place in its code, and that: looking up the line takes longer."""
-    frame: Any = sys._getframe(1)
     found = []
     while frame is not None:
         # An identity may be used again by a frame of the next step: its code tells the two apart.

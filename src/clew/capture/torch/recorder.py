@@ -305,16 +305,24 @@ class Recorder:
         else:
             self.scalars.append(Scalar(name, float(value), ordinal))
 
+    def add_number(self, loss: torch.Tensor) -> bool:
+        """Take the loss of a backward root by the short way; return whether it was one number in memory."""
+        number = KERNEL.read_number(loss) if KERNEL is not None else None
+        if number is not None:
+            self._take_loss(number)
+        return number is not None
+
     def add_loss(self, value: torch.Tensor) -> None:
         """Take the loss of a backward root; a bad one makes this and the next steps due."""
-        ordinal, self.losses = self.losses, self.losses + 1
-        number = KERNEL.read_number(value) if KERNEL is not None else None
-        if number is None:
-            if value.device.type != "cpu":
-                self.waiting.append(("loss", value.detach(), ordinal))
-                return
-            number = value.item()
-        self.scalars.append(Scalar("loss", number, ordinal))
+        if value.device.type == "cpu":
+            self._take_loss(value.item())
+            return
+        self.waiting.append(("loss", value.detach(), self.losses))
+        self.losses += 1
+
+    def _take_loss(self, number: float) -> None:
+        self.scalars.append(Scalar("loss", number, self.losses))
+        self.losses += 1
         self._note_loss(number)
         if number - number != 0.0:  # NaN or infinite
             self.report_bad("loss", "loss")
@@ -404,25 +412,28 @@ class Recorder:
         Right after a step the caches are full of tensors and every line of Python is slow. A few dozen steps
         handed over together cost a fraction of what they would cost one by one.
         """
-        was_due, phases = self.due, self.clock.split()
-        self._settle_scalars(partial=partial)
+        was_due, phases, now = self.due, self.clock.split(), perf_counter()
+        if self.waiting or partial or now - self._memory_at > _MEMORY_SECONDS:
+            self._settle_scalars(now, partial=partial)
+        has_rows = bool(self.keys)
         self._backlog.append(
             Draft(
-                step=self.step,
-                due=was_due,
-                phases=phases,
-                layout=self._choose_layout(),
-                rows=self.rows.cut(len(self.keys)) if self.keys else None,
-                has_repeats=self.has_repeats or DROPPED in self.keys,
-                scalars=self.scalars,
-                batches=self.batches,
+                self.step,
+                was_due,
+                phases,
+                self._choose_layout() if has_rows else self._nothing,
+                self.rows.cut(len(self.keys)) if has_rows else None,
+                has_rows and (self.has_repeats or DROPPED in self.keys),
+                self.scalars,
+                self.batches,
             )
         )
         self._clear()
-        cost = phases[CLEW]
         if not partial:
-            self.schedule.account(self.step, was_due=was_due, wall_seconds=sum(phases), cost_seconds=cost)
-        waited = perf_counter() - self._handed_over_at > _BACKLOG_SECONDS
+            self.schedule.account(
+                self.step, was_due=was_due, wall_seconds=sum(phases), cost_seconds=phases[CLEW]
+            )
+        waited = now - self._handed_over_at > _BACKLOG_SECONDS
         if self.prompt or waited or len(self._backlog) >= _LONGEST_BACKLOG:
             self.hand_over()
 
@@ -451,7 +462,7 @@ class Recorder:
         finally:
             self.lock.release()
 
-    def _settle_scalars(self, *, partial: bool) -> None:
+    def _settle_scalars(self, now: float, *, partial: bool) -> None:
         for name, tensor, ordinal in self.waiting:
             self.scalars.append(Scalar(name, float(tensor.double().mean()), ordinal))
             if name == "loss":
@@ -461,7 +472,6 @@ class Recorder:
             has_begun = self.losses or (self.was_cut_off and self.flight.calls)
             self.rest = "step" if has_begun else "evaluation"
             self.scalars.append(Scalar("clew.evaluation", float(self.rest == "evaluation")))
-        now = perf_counter()
         if now - self._memory_at > _MEMORY_SECONDS:
             self._memory_at = now
             self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
@@ -469,25 +479,27 @@ class Recorder:
                 self.scalars.append(Scalar("memory.kept", float(self.flight.snapshots.kept_bytes)))
 
     def _choose_layout(self) -> Layout:
-        if not self.keys:
-            return self._nothing
         if not self._layout.fits(self.keys, self.copies):
             self._layout = Layout(self.keys, self.copies)
         self.rows.reserve(len(self.keys))
         return self._layout
 
     def _clear(self) -> None:
-        self.copies = []
-        self.has_repeats = False
         self.closing = False
-        self.keys = []
         self.scalars = []
-        self.waiting = []
-        self.batches = []
-        self.handles = []
         self.losses = 0
         self.flight.calls = []
-        self._counts.clear()
+        self.has_repeats = False
+        if self.keys:
+            self.keys, self.copies = [], []
+        if self._counts:
+            self._counts.clear()
+        if self.waiting:
+            self.waiting = []
+        if self.batches:
+            self.batches = []
+        if self.handles:
+            self.handles = []
 
     def finish(self) -> None:
         """Hand over what the last step left, also when it did not come to its end.

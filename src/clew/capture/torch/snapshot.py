@@ -21,6 +21,7 @@ from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.randomness import RandomBytes, RandomStates
 from clew.capture.torch.snapshot_names import pack_names
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,7 +91,7 @@ class Given:
 
     def is_changed(self) -> bool:
         """Whether the training has written into it since."""
-        return [_version(leaf) for leaf in list_leaves(self.value)] != self.versions
+        return _weigh(self.value)[0] != self.versions
 
 
 @dataclass(slots=True)
@@ -222,20 +223,16 @@ class SnapshotLens:
             return
         if self._clones and given.value is not None:
             given.value = copy_tensors(given.value)
-        for leaf in list_leaves(given.value):
-            given.versions.append(_version(leaf))
-            given.size_bytes += leaf.numel() * leaf.element_size()
+        given.versions, given.size_bytes = _weigh(given.value)
         if given.random is not None:
             given.size_bytes += 10_000
         self._given.append(given)
 
     def _take_calls(self) -> None:
         """Without a loader the arguments of root calls are all that is known of the data."""
-        flight, registry = self.recorder.flight, self.recorder.registry
-        if flight.has_loader or not self._keep_batches:
-            return
-        for module, args, kwargs in flight.calls:
-            entry = registry.modules.get(id(module))
+        modules = self.recorder.registry.modules
+        for module, args, kwargs in self.recorder.flight.calls:
+            entry = modules.get(id(module))
             if entry is not None:
                 self._hold(Given("call", {"args": args, "kwargs": kwargs}, entry.name))
 
@@ -258,34 +255,37 @@ class SnapshotLens:
             self._ends += 1
         else:
             self._ended, self._ends = step, 1
-            self._note_time()
-            self._close_entry(step)
+            now = perf_counter()
+            self._note_time(now)
+            self._close_entry(step, now)
         if (step >= self._look_at or self._asked or self._ends > 1) and self._is_due(step + 1):
             self._take(step + 1)
 
-    def _note_time(self) -> None:
-        now = perf_counter()
+    def _note_time(self, now: float) -> None:
         if self._ended_at:
             spent = now - self._ended_at
             # The shortest of late: a validation pass or a snapshot makes a step look long.
             self._step_seconds = min(spent, 1.1 * self._step_seconds) if self._step_seconds else spent
         self._ended_at = now
 
-    def _close_entry(self, step: int) -> None:
-        self._take_calls()
-        self._clones = self._clones or any(given.is_changed() for given in self._given)
-        if self._keep_batches and not self._is_frozen(step):
-            self._entries.append(self._make_entry(step))
-            self._pending_bytes += self._entries[-1].size_bytes
+    def _close_entry(self, step: int, now: float) -> None:
+        if not self._keep_batches:
+            return
+        if not self._clones:
+            self._clones = any(given.is_changed() for given in self._given)
+        if not self.recorder.flight.has_loader:
+            self._take_calls()
+        if self._trouble_at < 0 or not self._is_frozen(step):
+            entry = self._make_entry(step)
+            self._entries.append(entry)
+            self._pending_bytes += entry.size_bytes
         self._given, self._is_whole = [], True
-        if self._is_cheap():
-            waited = perf_counter() - self._flushed_at > _FLUSH_SECONDS
-            if waited or self._pending_bytes > _FLUSH_BYTES:
-                self._flush()
-        while self._entries and (
-            self._pending_bytes > _RING_BYTES or len(self._entries) > self._keep_batches
-        ):
-            self._pending_bytes -= self._entries.popleft().size_bytes
+        waited = now - self._flushed_at > _FLUSH_SECONDS
+        if (waited or self._pending_bytes > _FLUSH_BYTES) and self._is_cheap():
+            self._flush()
+        entries = self._entries
+        while entries and (self._pending_bytes > _RING_BYTES or len(entries) > self._keep_batches):
+            self._pending_bytes -= entries.popleft().size_bytes
 
     def _make_entry(self, step: int) -> Entry:
         return Entry(step, self._given, self._is_whole, sum(each.size_bytes for each in self._given))
@@ -495,6 +495,15 @@ def copy_tensors(value: Any) -> Any:
     if type(value) is dict:
         return {key: copy_tensors(part) for key, part in value.items()}
     return value
+
+
+def _weigh(value: Any) -> tuple[list[int], int]:
+    """Return the versions of the tensors inside a value, by which one that was written to is told, and their bytes."""
+    found = KERNEL.weigh(value) if KERNEL is not None else None
+    if found is not None:
+        return found
+    leaves = list_leaves(value)
+    return [_version(leaf) for leaf in leaves], sum(_size(leaf) for leaf in leaves)
 
 
 def _version(tensor: torch.Tensor) -> int:
