@@ -254,27 +254,26 @@ class SnapshotLens:
         if step == self._ended:
             self._ends += 1
         else:
-            self._ended, self._ends = step, 1
-            now = perf_counter()
-            self._note_time(now)
-            self._close_entry(step, now)
+            self._ended, self._ends, now = step, 1, perf_counter()
+            if self._ended_at:
+                spent = now - self._ended_at
+                # The shortest of late: a validation pass or a snapshot makes a step look long.
+                self._step_seconds = min(spent, 1.1 * self._step_seconds) if self._step_seconds else spent
+            self._ended_at = now
+            if self._keep_batches:
+                self._close_entry(step, now)
         if (step >= self._look_at or self._asked or self._ends > 1) and self._is_due(step + 1):
             self._take(step + 1)
 
-    def _note_time(self, now: float) -> None:
-        if self._ended_at:
-            spent = now - self._ended_at
-            # The shortest of late: a validation pass or a snapshot makes a step look long.
-            self._step_seconds = min(spent, 1.1 * self._step_seconds) if self._step_seconds else spent
-        self._ended_at = now
-
     def _close_entry(self, step: int, now: float) -> None:
-        if not self._keep_batches:
-            return
-        if not self._clones:
+        if self._given and not self._clones:
             self._clones = any(given.is_changed() for given in self._given)
         if not self.recorder.flight.has_loader:
-            self._take_calls()
+            # Without a loader the script makes its data again; its calls alone are repeated from their own snapshot.
+            if step == self._last and self.taken:
+                self._take_calls()
+            elif not self._given:
+                return
         if self._trouble_at < 0 or not self._is_frozen(step):
             entry = self._make_entry(step)
             self._entries.append(entry)
