@@ -142,6 +142,37 @@ static PyObject *weigh(PyObject *module, PyObject *value)
     return Py_BuildValue("NL", versions, (long long)bytes);
 }
 
+/* Whether a tensor is told to have the type, the shape and the place of another. */
+static int has_same_form(PyObject *tensor, PyObject *other)
+{
+    Told one, two;
+    if (!is_plain_type(tensor) || !is_plain_type(other) || !is_told(tensor, &one) || !is_told(other, &two) ||
+        one.code != two.code || one.bits != two.bits || one.dims != two.dims)
+        return 0;
+    return one.dims == 0 || memcmp(one.shape, two.shape, (size_t)one.dims * sizeof *one.shape) == 0;
+}
+
+PyDoc_STRVAR(list_stale_doc, "list_stale(tensors, copies, versions) -> list\n\n"
+                             "Return the positions of tensors that are not surely at this version and of the form of their copy.");
+
+static PyObject *list_stale(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (!check_count(n, 3))
+        return NULL;
+    int observed = is_observed();
+    PyObject *stale = PyList_New(0);
+    for (Py_ssize_t i = 0; stale && i < PyList_Size(args[0]); i++) {
+        PyObject *tensor = PyList_GetItem(args[0], i), *copy = PyList_GetItem(args[1], i);
+        PyObject *known = PyList_GetItem(args[2], i);
+        int same = copy && known && !observed && read_version(tensor) == PyLong_AsLongLong(known) &&
+                   has_same_form(tensor, copy);
+        if (PyErr_Occurred() || (!same && !append_number(stale, i)))
+            Py_CLEAR(stale);
+    }
+    return stale;
+}
+
 PyDoc_STRVAR(list_frames_doc, "list_frames(frame) -> list\n\n"
                               "Return the identity of a frame and of each that called it, its place in its code, and that.");
 

@@ -525,6 +525,7 @@ static PyMethodDef methods[] = {
     FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
     FAST("find_bad", find_bad, find_bad_doc),
+    FAST("list_stale", list_stale, list_stale_doc),
     FAST("take", take, take_doc),
     FAST("copy_memory", copy_memory, copy_memory_doc),
     {"read_number", read_number, METH_O, read_number_doc},

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 from clew.capture.assemble import SITE_SHIFT
 from clew.capture.clock import CLEW, OPTIMIZER
 from clew.capture.torch.leaves import local_part
-from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE
+from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE, KIND_UPDATE
 from clew.capture.torch.shadow import take_shadows
 from clew.capture.torch.uncompiled import uncompiled
 
@@ -249,7 +249,8 @@ class OptimizerLens:
             moved = [(e, t, e.shadow) for e, t in pairs if e.shadow is not None and e.shadow_version >= 0]
             shadows = [shadow for _, _, shadow in moved if shadow is not None]
             held = [local_part(tensor) for _, tensor, _ in moved]
-            recorder.measure_updates(held, shadows, [e.site for e, _, _ in moved])
+            keys = [e.site << SITE_SHIFT | KIND_UPDATE for e, _, _ in moved]
+            recorder.measure_updates(held, shadows, keys)
             for moved_entry, tensor, _ in moved:
                 moved_entry.shadow_version = tensor._version
         if recorder.wants["buffer"]:
@@ -260,6 +261,8 @@ class OptimizerLens:
     def _measure_buffers(self) -> None:
         recorder = self.recorder
         for tree in recorder.registry.living_trees():
+            if not tree.buffers:
+                continue
             living = [(entry, entry.ref()) for entry in tree.buffers if entry.wanted]
             kept = [(entry, tensor) for entry, tensor in living if tensor is not None]
             recorder.measure_many([tensor for _, tensor in kept], [e.site for e, _ in kept], KIND_BUFFER)

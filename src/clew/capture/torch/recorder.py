@@ -253,12 +253,13 @@ class Recorder:
                 self.describe(key >> SITE_SHIFT, tensor)
 
     @take_turns
-    def measure_updates(self, new: list[torch.Tensor], old: list[torch.Tensor], sites: list[int]) -> None:
+    def measure_updates(self, new: list[torch.Tensor], old: list[torch.Tensor], keys: list[int]) -> None:
         """Measure what a step did to parameters; the old values are overwritten with the new."""
         first = len(self.keys)
-        self.keys += [site << SITE_SHIFT | KIND_UPDATE for site in sites]
+        self.keys += keys
         failures = self.rows.measure_updates(new, old, first_row=first, hash=self.hashes, hist=self.hists)
-        self._drop_failures(first, sites, failures)
+        if failures:
+            self._drop_failures(first, [key >> SITE_SHIFT for key in keys], failures)
 
     def _drop_failures(
         self, first: int, sites: list[int], failures: list[tuple[int, UnsupportedTensor]]

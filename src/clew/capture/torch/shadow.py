@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from clew.capture.torch.leaves import local_part
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from clew.capture.torch.registry import TensorEntry
@@ -18,7 +19,7 @@ def take_shadows(pairs: list[tuple[TensorEntry, torch.Tensor]]) -> None:
     A recorded step leaves the copy equal to the parameter, so a run recorded at every step copies only once. A
     change made through ``.data`` between two recorded steps is not seen here and counts as part of the update.
     """
-    stale = [(entry, tensor) for entry, tensor in pairs if _is_stale(entry, tensor)]
+    stale = [(entry, tensor) for entry, tensor in _find_doubtful(pairs) if _is_stale(entry, tensor)]
     if not stale:
         return
     new = [(entry, tensor) for entry, tensor in stale if entry.shadow is None]
@@ -29,6 +30,15 @@ def take_shadows(pairs: list[tuple[TensorEntry, torch.Tensor]]) -> None:
         torch._foreach_copy_(old, [local_part(tensor).detach() for _, tensor in stale])
     for entry, tensor in stale:
         entry.shadow_version = tensor._version
+
+
+def _find_doubtful(pairs: list[tuple[TensorEntry, torch.Tensor]]) -> list[tuple[TensorEntry, torch.Tensor]]:
+    """Leave out what is plainly as it was, which is usually all of it."""
+    if KERNEL is None:
+        return pairs
+    shadows = [entry.shadow for entry, _ in pairs]
+    versions = [entry.shadow_version for entry, _ in pairs]
+    return [pairs[at] for at in KERNEL.list_stale([tensor for _, tensor in pairs], shadows, versions)]
 
 
 def _is_stale(entry: TensorEntry, tensor: torch.Tensor) -> bool:
