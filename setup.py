@@ -8,7 +8,19 @@ from setuptools import Extension, setup
 UNIX_FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 """Nothing that changes results: no fused or reordered arithmetic. Wider instructions are chosen at run time."""
 
-HEADERS = ("clock", "elements", "exchange", "glance", "lanes", "layout", "leaf", "measure", "tasks", "tray", "vectors")
+HEADERS = (
+    "clock",
+    "elements",
+    "exchange",
+    "glance",
+    "lanes",
+    "layout",
+    "leaf",
+    "measure",
+    "tasks",
+    "tray",
+    "vectors",
+)
 
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 """One binary for all Pythons, where there is a stable interface."""

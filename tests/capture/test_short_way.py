@@ -2,6 +2,7 @@
 
 import gc
 import math
+import sys
 import threading
 import weakref
 
@@ -13,6 +14,7 @@ import clew
 from clew.capture import clock as clocks
 from clew.capture.clock import CLEW, PHASES, StepClock
 from clew.capture.torch import recorder as recorders
+from clew.capture.torch.leaves import list_leaves
 from clew.stats.rows import KERNEL
 
 needs_kernel = pytest.mark.skipif(KERNEL is None, reason="no kernel was built, or it is switched off")
@@ -80,6 +82,46 @@ def test_a_number_is_read_where_it_lies():
     ):
         assert KERNEL.read_number(other) is None
     assert KERNEL.read_number(torch.empty((), device="meta")) is None
+
+
+@needs_kernel
+def test_what_a_value_holds_is_weighed_as_by_its_leaves():
+    x, y = torch.randn(3, 4), torch.arange(5)
+    x.add_(1)
+    value = {"args": (x, [x.t(), None, "word", 2]), "kwargs": {"y": y}}
+    leaves = list_leaves(value)
+    assert KERNEL.weigh(value) == (
+        [leaf._version for leaf in leaves],
+        sum(leaf.numel() * leaf.element_size() for leaf in leaves),
+    )
+    with torch.inference_mode():
+        assert KERNEL.weigh((torch.zeros(2),)) == ([0], 8)
+    for other in (object(), (x, {1, 2}), torch.zeros(2).to_sparse(), torch.empty(2, device="meta"), [x] * 65):
+        assert KERNEL.weigh(other) is None
+
+
+@needs_kernel
+def test_frames_are_listed_with_their_places():
+    frame, expected = sys._getframe(), []
+    found = KERNEL.list_frames(frame)
+    while frame is not None:
+        expected.append((id(frame), frame.f_code))
+        frame = frame.f_back
+    assert [(key, code) for key, _, code in found] == expected
+    assert found[1][1] == sys._getframe(1).f_lasti
+
+
+@needs_kernel
+def test_a_copy_is_stale_when_the_tensor_has_changed_or_has_another_form():
+    tensors = [torch.randn(2, 3) for _ in range(4)]
+    copies = [tensor.clone() for tensor in tensors]
+    versions = [tensor._version for tensor in tensors]
+    assert KERNEL.list_stale(tensors, copies, versions) == []
+    tensors[1].zero_()
+    tensors[2].data = tensors[2].data.double()
+    tensors[3].data = torch.randn(3, 2)
+    assert KERNEL.list_stale(tensors, copies, versions) == [1, 2, 3]
+    assert KERNEL.list_stale(tensors[:1], [None], versions[:1]) == [0]
 
 
 def _record(folder, monkeypatch, *, short):

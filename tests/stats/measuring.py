@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from clew.model.schema import STAT_INDEX
 from clew.stats import compiled, reference, rows, spec
 
-WAYS = (*(compiled.built.variants() if compiled.built else ()), "torch")
-BEST = WAYS[-2] if len(WAYS) > 1 else "torch"
+WAYS = (*((*compiled.built.variants(), "asked") if compiled.built else ()), "torch")
+"""The kernel's variants, the best of them where tensors are asked for want of an exchange table, torch operations."""
+BEST = WAYS[-3] if len(WAYS) > 2 else "torch"
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -26,6 +27,8 @@ def measured_by(way: str):
     try:
         if way == "torch":
             rows.KERNEL = None
+        elif way == "asked":
+            compiled.tell_of_torch(compiled.built, has_exchange=False)
         else:
             compiled.built.select(way)
         yield
@@ -33,6 +36,8 @@ def measured_by(way: str):
         rows.KERNEL = kernel
         if compiled.built:
             compiled.built.select("")
+            if way == "asked":
+                compiled.tell_of_torch(compiled.built)
 
 
 def measure(tensor, way=BEST, *, threads=0):

@@ -67,13 +67,18 @@ def load_kernel() -> ModuleType | None:
             where="environment",
             next_step=f"use one of {', '.join(built.variants())}, or unset it",
         ) from None
+    tell_of_torch(built)
+    return built
+
+
+def tell_of_torch(kernel: ModuleType, *, has_exchange: bool = True) -> None:
+    """Tell the kernel what it asks of tensors; without the exchange table it asks by their methods alone."""
     tensor = torch.Tensor
     methods = (tensor.data_ptr, tensor.numel, tensor.is_contiguous, tensor.stride, tensor.is_neg)
     questions = (*methods, torch._C._is_torch_function_mode_enabled, torch.get_num_threads)
     types = (torch.Tensor, torch.nn.Parameter)
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    built.configure(types, list_dtype_codes(), questions, _find_openmp(), exchange)
-    return built
+    exchange = getattr(tensor, "__dlpack_c_exchange_api__", None) if has_exchange else None
+    kernel.configure(types, list_dtype_codes(), questions, _find_openmp(), exchange)
 
 
 def _find_openmp() -> int:

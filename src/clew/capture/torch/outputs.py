@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from clew.capture.assemble import SITE_SHIFT
-from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_OUTPUT
 from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clew.capture.torch.gradients import GradientHooks
     from clew.capture.torch.recorder import Recorder
     from clew.stats._kernel import Leaf
 

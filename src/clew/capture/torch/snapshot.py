@@ -498,7 +498,7 @@ def copy_tensors(value: Any) -> Any:
 
 def _weigh(value: Any) -> tuple[list[int], int]:
     """Return the versions of the tensors inside a value, by which one that was written to is told, and their bytes."""
-    found = KERNEL.weigh(value) if KERNEL is not None else None
+    found: tuple[list[int], int] | None = KERNEL.weigh(value) if KERNEL is not None else None
     if found is not None:
         return found
     leaves = list_leaves(value)
