@@ -227,7 +227,6 @@ recorder.Recorder.{method} = broken
     "method",
     [
         "measure_keyed",
-        "measure_many",
         "measure_updates",
         "add_number",
         "add_scalar",
