@@ -10,7 +10,11 @@ from clew.replay.breakpoint import parse_breakpoint
     ("text", "kind", "target", "phase", "moment"),
     [
         ("layers.3:forward", "site", "layers.3", "forward", "after"),
+        ("layers.3", "site", "layers.3", "forward", "after"),
+        ("layers.3 before", "site", "layers.3", "forward", "before"),
         ("layers.3:forward before", "site", "layers.3", "forward", "before"),
+        ("layers.3:forward:before", "site", "layers.3", "forward", "before"),
+        ("op:softmax:before", "op", "softmax", "", "before"),
         ("layers.*:backward", "site", "layers.*", "backward", "before"),
         ("layers.*:backward after", "site", "layers.*", "backward", "after"),
         ("fc.weight:update", "site", "fc.weight", "update", "after"),
@@ -39,7 +43,9 @@ def test_patterns_fit_names():
     ("text", "said"),
     [
         ("", "names no place"),
-        ("layers.3", "'layers.3' has no ':'"),
+        ("train.py", "which line of 'train.py'?"),
+        ("op", "which operation?"),
+        ("step if x", "which step?"),
         ("layers.3:foward", "unknown phase 'foward', did you mean 'forward'?"),
         ("layers.3:forward later", "'later' is neither before nor after"),
         ("layers.3:forward befor", "did you mean 'before'?"),

@@ -103,7 +103,7 @@ def test_conditions_see_values_and_change_nothing(run):
 def test_stepping_through_modules(run):
     done = run("--shell-at-step", "1", commands="step\nstep\nnext\nfinish\nwhere\ndetach")
     assert titles(done.stdout)[:5] == [
-        "step 1: step 1 begins",
+        "step 1 begins",
         "step 1: before (model) (forward)",
         "step 1: before a (forward)",
         "step 1: after a (forward)",

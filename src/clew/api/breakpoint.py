@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,14 +33,24 @@ def breakpoint(x: T = None, *more: Any, when: bool | Callable[[], bool] = True, 
     if not is_interactive():
         _tell_once(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         return x
-    from clew.api.shell import make_lonely_recorder, open_shell
+    from clew.api.shell import open_shell
     from clew.capture import current
 
-    recorder = getattr(current.active(), "recorder", None) or make_lonely_recorder()
+    recorder = getattr(current.active(), "recorder", None) or _lonely_recorder()
+    if recorder.breaker is not None and recorder.breaker.is_detached:
+        return x
     values = (x, *more, *named.values())
     extra = {**named, "out": x, "args": values} if values != (None,) else {}
-    open_shell(recorder, "clew.breakpoint", frame=frame, extra=extra)
+    open_shell(recorder, "stopped by clew.breakpoint", frame=frame, extra=extra)
     return x
+
+
+@functools.cache
+def _lonely_recorder() -> Any:
+    """Return one recorder for all stops of a program that is not recorded: it knows what was asked for at the last."""
+    from clew.api.shell import make_lonely_recorder
+
+    return make_lonely_recorder()
 
 
 def _pass(x: T = None, *_: Any, when: Any = True, **__: Any) -> T:  # type: ignore[assignment]  # noqa: ARG001

@@ -132,7 +132,10 @@ def open_post_mortem(error: BaseException, stops: Stops, recording: Recording) -
 
     if isinstance(error, KeyboardInterrupt):
         return
-    debugger = Debugger(PostMortem(error, step=recording.step))
+    card = recording.card or {}
+    modules = tuple(module["site"] for module in card.get("modules", ()) if module["site"])
+    world = PostMortem(error, step=recording.step, site=card.get("site", ""), modules=modules)
+    debugger = Debugger(world)
     front: Front
     if stops.commands is not None:
         front = Script(stops.commands, sys.stdout)

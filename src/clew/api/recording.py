@@ -71,6 +71,8 @@ class Recording:
         self._status: Any = None
         self._crash: CrashWatch | None = None
         self._worker_stacks: WorkerStacks | None = None
+        self.card: dict[str, Any] | None = None
+        """What is known of the exception that ended the training."""
         self._snapshots: SnapshotLens | None = None
         self._explaining: Explaining | None = None
 
@@ -212,10 +214,11 @@ class Recording:
             from clew.api.failing import tell_exception
 
             tell = self.tell if self._is_script else None
-            tell_exception(error, self._session.recorder, self._writer.rank_folder, tell=tell)
+            self.card = tell_exception(error, self._session.recorder, self._writer.rank_folder, tell=tell)
             self._session.recorder.ask(self._session.recorder.on_error, error)
         try:
-            self._session.finish(was_cut_off=error is not None)
+            was_quit = self._stopping is not None and self._stopping.breaker.was_quit
+            self._session.finish(was_cut_off=error is not None or was_quit)
             if self._snapshots is not None:
                 self._snapshots.close()
             if self._doctor is not None:

@@ -80,6 +80,7 @@ def open_shell(recorder: Recorder, reason: str, *, frame: FrameType | None = Non
     breaker = recorder.breaker
     if breaker is None:
         breaker = Breaker(recorder, talk=Shell(tell=_tell).talk, tell=_tell)
+        breaker.has_steps = False
         recorder.breaker = breaker
     place = f"at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "here"
     breaker.stop_here(Stop(place, "", "", extra=dict(extra or {}), frame=frame, reason=reason))

@@ -44,7 +44,7 @@ class Stopping:
     def stop(self) -> None:
         """Let everybody go and leave nothing behind."""
         self._control.stop()
-        self.breaker.remove()
+        self.breaker.close()
 
 
 def list_breaks(stops: Stops) -> list[str]:

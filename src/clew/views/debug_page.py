@@ -76,10 +76,9 @@ def _queue(reply: dict[str, Any]) -> list[Block]:
 
 def _value(reply: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [Text(reply["printed"].rstrip("\n"))] if reply.get("printed") else []
-    for row in reply["values"]:
-        text = str(_cell(row).value)
-        blocks.append(Text(f"{row['name']}  {text}" if row["name"] else text))
-    return blocks
+    if any(row["name"] for row in reply["values"]):
+        return [*blocks, KeyValues(tuple((row["name"], _cell(row)) for row in reply["values"]))]
+    return blocks + [Text(str(_cell(row).value)) for row in reply["values"]]
 
 
 def _stats(reply: dict[str, Any]) -> list[Block]:
@@ -132,9 +131,7 @@ def _help(reply: dict[str, Any]) -> list[Block]:
         return [KeyValues(rows)]
     return [
         KeyValues(rows),
-        Text(
-            "  anything else is Python, over out, args, module, step, site and the names of the line", "quiet"
-        ),
+        Text("  anything else is Python: out, args, module, step, site, names of the line", "quiet"),
     ]
 
 
