@@ -195,7 +195,7 @@ def test_a_discriminator_that_wins_is_silent(judge):
         maker = nn.Linear(4, 8)
         critic = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Linear(16, 1), nn.Sigmoid())
         optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
-        for _ in range(60):
+        for _ in range(90):
             real, fake = torch.randn(16, 8) + 30, maker(torch.randn(16, 4)).detach() - 30
             optimizer.zero_grad()
             loss = F.binary_cross_entropy(critic(real), torch.ones(16, 1))
@@ -319,3 +319,53 @@ def test_layers_that_are_given_one_sample_without_a_batch(judge, capsys):
 
     assert judge(train).ids == []
     assert "fault" not in capsys.readouterr().err
+
+
+class Unit(nn.Module):
+    """Codes of length 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(hidden=64, classes=8)
+
+    def forward(self, x):
+        return F.normalize(self.body(x), dim=1)
+
+
+def alike(a, b):
+    return -F.cosine_similarity(a, b).mean()
+
+
+def near(a, b):
+    return (a - b).square().sum(1).mean()
+
+
+def dotted(a, b):
+    return 1 - (a * b).sum(1).mean()
+
+
+def contrast(a, b):
+    return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+
+def spread(a, b):
+    return alike(a, b) + (a.mean(0) @ a.mean(0))
+
+
+def follow(a, b):
+    return alike(a, b.detach()) + near(torch.cat([a, b]), torch.cat([a, b]).roll(1, 0)) * -1
+
+
+@pytest.mark.parametrize("loss", [alike, near, dotted, contrast, spread, follow])
+def test_codes_that_come_together(judge, loss):
+    def train():
+        model = Unit()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        for _ in range(90):
+            x = torch.randn(64, 8)
+            optimizer.zero_grad()
+            loss(model(x + 0.3 * torch.randn_like(x)), model(x + 0.3 * torch.randn_like(x))).backward()
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == (["M20"] if loss in (alike, near, dotted) else []), judged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from clew.doctor.measure import round_number
 from clew.doctor.rule import Found, rule
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def _saturated_share(note: dict[str, Any]) -> float:
     "output-collapse",
     severity="warning",
     watches="the outputs of a model for different inputs of a step",
-    threshold="they agree to 1e-4 in 10 recorded steps in a row",
-    silent="a head that starts at zero differs after one step",
+    threshold="they agree to 1e-4 in 10 recorded steps in a row; unit vectors without targets come within 6 degrees",
+    silent="a head that starts at zero differs after one step; codes that start close together are pulled apart",
     hint="the outputs carry nothing of the inputs: look for dead or saturated layers and a collapsed target",
     needs=("probe:stats", "steps:10"),
     explains=("V02", "D06", "O09"),
@@ -122,5 +123,20 @@ def output_collapse(case: Case) -> Iterator[Found]:
             int(note["since"]),
             site=note["site"],
             evidence={"spread": note["spread"], "largest": note["largest"], "steps": note["steps"]},
+        )
+        return
+    if any(note["terms"] for note in case.noted("loss-head")):
+        return  # targets may all point the same way
+    for note in case.noted("one-direction"):
+        yield Found(
+            int(note["step"]),
+            site=note["site"],
+            title="the outputs for all inputs have come to point in one direction",
+            evidence={
+                "length_of_the_mean_output": round_number(note["mean_length"]),
+                "samples": note["samples"],
+            },
+            hint="a loss that only pulls outputs together is lowest when they are all the same: give it negatives, a "
+            "term for their variance, or a predictor and detach() on the other side",
         )
         return

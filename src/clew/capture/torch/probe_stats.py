@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_direction import Direction
 from clew.model.schema import STAT_INDEX
 from clew.stats.rows import Rows
 
@@ -82,6 +83,7 @@ class _Outputs:
         self.high: torch.Tensor | None = None
         self.inputs_differ = False
         self.differ = False
+        self.direction = Direction()
         self.equal_steps = 0
         self.since = 0
         self.was_told = False
@@ -234,6 +236,9 @@ class StatsProbe:
             self._judge_outputs(call.entry.name, seen)
             seen.serial, seen.low, seen.high = self._serial, None, None
             seen.inputs_differ = seen.differ = False
+        turned = seen.direction.see(found, self.recorder.step)
+        if turned is not None and _inputs_differ(call, found.shape[0]):
+            self.recorder.note("one-direction", {"site": call.entry.name, **turned})
         if seen.differ or _differ_clearly(found.detach()):
             seen.differ, seen.equal_steps, seen.low = True, 0, None
             return
