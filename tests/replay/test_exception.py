@@ -1,5 +1,9 @@
 """The card of an exception: path, shapes, values and a plain sentence, and nothing that could fail again."""
 
+import builtins
+import pickle
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +80,14 @@ def twice(model, x):
     loss.backward()
 
 
+def missing(text):
+    raise RuntimeError(text)
+
+
+def in_checkpoint(checkpoint):
+    return checkpoint["state_dict"]
+
+
 SENTENCES = {
     "label": (label, "the label 7 is not a class: the scores have 3 classes, so labels must lie between 0 and 2"),
     "embedding": (
@@ -90,7 +102,39 @@ SENTENCES = {
     "not a number": (lambda model, x: model(x).backward(), "the loss has more than one element"),
     "index": (lambda _model, x: x[5], "the index 5 does not exist: dimension 0 has 2 elements"),
     "broadcast": (lambda model, x: model(x) + torch.ones(2, 5), "dimension 1 is 3 in one tensor and 5 in the other"),
-    "memory": (lambda _model, _x: torch.empty(1 << 50), "the memory is full"),
+    "memory": (lambda _model, _x: torch.empty(1 << 50), "the memory is full: 4.5 PB were asked for at once"),
+    "product": (lambda _model, x: x @ x, "the last size of the first, 4, must be the first of the second, 2"),
+    "batches": (lambda _model, x: x[None] @ x[None], "transpose one, as in k.transpose(-2, -1)"),
+    "stack": (lambda _model, x: torch.stack([x, x[0]]), "the first has [2, 4], number 1 has [4]"),
+    "targets": (
+        lambda model, x: F.binary_cross_entropy_with_logits(model(x)[:, :1], torch.ones(2)),
+        "the scores have the shape [2, 1] and the targets [2]",
+    ),
+    "probabilities": (lambda _model, x: F.binary_cross_entropy(x * 2, x), "binary_cross_entropy takes probabilities"),
+    "label type": (lambda model, x: F.cross_entropy(model(x), torch.ones(2)), "convert them with y.long()"),
+    "leaf": (lambda model, _x: model.weight.add_(1), "do so under torch.no_grad()"),
+    "truth": (lambda _model, x: bool(x > 0), "use .any() or .all()"),
+    "no cuda": (lambda _model, _x: missing("Torch not compiled with CUDA enabled"), "cannot use a GPU"),
+    "none": (lambda _model, _x: None.mean(), "does the forward that made it return its result?"),
+    "no weights": (lambda _model, _x: torch.optim.SGD([]), "the optimizer was given no weights"),
+    "not a leaf": (lambda model, _x: torch.optim.SGD([model.weight * 2]), "give it the nn.Parameter itself"),
+    "missing names": (
+        lambda model, _x: model.load_state_dict({"module.weight": 1, "module.bias": 2}),
+        "the model has not; it was saved from a model in DataParallel or DistributedDataParallel: take 'module.' off",
+    ),
+    "other shapes": (
+        lambda model, _x: model.load_state_dict(nn.Linear(6, 3).state_dict()),
+        "weight is [3, 6] in the checkpoint and [3, 4] in the model",
+    ),
+    "missing key": (
+        lambda model, _x: in_checkpoint({"model": model.state_dict()}),
+        "checkpoint has no 'state_dict'; it has model",
+    ),
+    "dead worker": (
+        lambda _model, _x: missing("DataLoader worker (pid 7) is killed by signal: Bus error. It is"),
+        "most likely the shared memory is full",
+    ),
+    "pickle": (lambda _model, _x: pickle.dumps(lambda: 0), "cannot be pickled, which processes that are spawned"),
 }  # fmt: skip
 
 
@@ -139,10 +183,76 @@ def test_values_are_cut_and_secrets_stay_hidden(tmp_path):
     assert values["api_key"]["text"] == values["note"]["text"] == "(hidden)"
     assert len(values["text"]["text"]) < 90
     assert values["trap"]["text"] == "a Trap"
-    assert values["numbers"]["text"] == "list of 1000"
+    assert values["numbers"]["text"] == "list of 1000: 0, 1, 2, 3, …"
     assert values["array"]["text"] == "numpy float64[3, 4]"
     assert values["x"]["facts"]["entries"] == [1.0, 1.0]
     assert "torch" not in values
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise AssertionError("asked for its text")
+
+
+def fail_twice(x):
+    try:
+        x.view(5, -1)
+    except RuntimeError as error:
+        raise Mute from error
+
+
+def test_the_exceptions_behind_one_are_told_with_their_values(tmp_path):
+    card = fail(lambda: fail_twice(torch.ones(4, 6)), tmp_path)
+    assert card["error"] == "Mute"
+    (behind,) = card["related"]
+    assert (behind["how"], behind["error"]) == ("caused by", "RuntimeError")
+    assert say(behind).startswith("the sizes (5, -1) do not multiply to 24")
+    assert values_of(card["frames"][-1])["x"]["facts"]["shape"] == [4, 6]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups before")
+def test_every_exception_of_a_group_is_told(tmp_path):
+    def fall():
+        x, errors = torch.ones(2), []
+        for size in (3, 5):
+            try:
+                x.view(size)
+            except RuntimeError as error:
+                errors.append(error)
+        raise builtins.ExceptionGroup("several", errors)
+
+    card = fail(fall, tmp_path)
+    assert [each["how"] for each in card["related"]] == ["one of them", "one of them"]
+
+
+def test_an_exception_that_a_worker_passed_on_names_the_line_there(tmp_path):
+    text = (
+        "Caught ValueError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
+        '  File "/home/me/data.py", line 7, in __getitem__\n    raise ValueError("no")\nValueError: cannot decode\n'
+    )
+    card = fail(lambda: missing(text), tmp_path)
+    assert (
+        say(card) == "in worker process 3 of a loader: ValueError: cannot decode, at data.py:7 in __getitem__"
+    )
+
+
+class Endless(nn.Module):
+    def forward(self, x): return self(x)  # fmt: skip
+
+
+def test_a_function_that_calls_itself_is_told_once(tmp_path):
+    card = fail(lambda: Endless()(torch.ones(2)), tmp_path)
+    assert "forward calls itself without end" in say(card)
+    own = [frame for frame in card["frames"] if frame["function"] == "forward"]
+    assert len(own) == 1
+    assert values_of(own[0])["x"]["facts"]["shape"] == [2]
+
+
+def test_the_values_in_a_hook_are_those_of_the_lambda(tmp_path):
+    weight = torch.ones(4, requires_grad=True)
+    weight.register_hook(lambda gradient: gradient.reshape(7, 7))
+    card = fail(lambda: weight.sum().backward(), tmp_path)
+    assert values_of(card["call"])["gradient"]["facts"]["shape"] == [4]
 
 
 def test_an_exception_that_has_nothing_to_do_with_torch_has_no_card(tmp_path):

@@ -264,7 +264,9 @@ class Recording:
             )
             notes.append(f"thinned: {schedule.recorded} of {total} steps recorded in full ({how})")
         if error is not None:
-            notes.append(f"ended by {type(error).__name__}: {error}")
+            from clew.replay.exception_hint import read_message
+
+            notes.append(f"ended by {type(error).__name__}: {read_message(error)}")
         return notes
 
     def _say_goodbye(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import linecache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ from clew.capture.assemble import KIND_SHIFT, SITE_SHIFT
 from clew.capture.torch.leaves import walk
 from clew.errors import ClewError
 from clew.model.schema import KIND_INDEX
-from clew.replay.exception_hint import explain_message
+from clew.replay.exception_hint import explain_message, read_message
 from clew.replay.exception_memory import is_out_of_memory, list_memory
 from clew.replay.exception_value import describe_names, describe_value
 from clew.replay.frames import is_tool_file, is_user_file
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _MOST_FRAMES: Final = 6
 _MOST_BEFORE: Final = 8
 _MOST_INPUTS: Final = 6
+_MOST_RELATED: Final = 4
+_GROUPS: Final[Any] = getattr(builtins, "BaseExceptionGroup", ())
+"""Exceptions that hold others, from Python 3.11 on."""
 _OUTPUT: Final = KIND_INDEX["output"]
 
 
@@ -36,6 +40,26 @@ def examine_exception(error: BaseException, recorder: Recorder) -> dict[str, Any
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit, ClewError)):
         return None
+    card = _examine(error, recorder)
+    related = [(word, each, _examine(each, recorder)) for word, each in list_related(error)]
+    if not card["is_telling"]:
+        inner = next((each for _, _, each in related if each["is_telling"]), None)
+        if inner is None:
+            return None
+        card |= {key: inner[key] for key in ("site", "modules", "call", "frames", "memory")}
+    card["related"] = [
+        {
+            "how": word,
+            "error": type(each).__name__,
+            "message": read_message(each),
+            "sentence": known["sentence"],
+        }
+        for word, each, known in related
+    ]
+    return card
+
+
+def _examine(error: BaseException, recorder: Recorder) -> dict[str, Any]:
     frames = _frames_of(error)
     is_full = is_out_of_memory(error)
     path = _module_path(frames, recorder.registry, reads=not is_full)
@@ -43,11 +67,9 @@ def examine_exception(error: BaseException, recorder: Recorder) -> dict[str, Any
     own = _user_frames(frames, reads=not is_full)
     sentence = explain_message(error, call, path)
     has_tensors = any("facts" in value for frame in (*own, call) for value in frame["values"])
-    if not (path or sentence or has_tensors):
-        return None
     return {
         "error": type(error).__name__,
-        "message": str(error),
+        "message": read_message(error),
         "step": recorder.step,
         "site": path[-1]["site"] if path else "",
         "modules": path,
@@ -56,7 +78,28 @@ def examine_exception(error: BaseException, recorder: Recorder) -> dict[str, Any
         "frames": own,
         "sentence": sentence,
         "memory": list_memory() if is_full else [],
+        "is_telling": bool(path or sentence or has_tensors),
     }
+
+
+def list_related(error: BaseException) -> list[tuple[str, BaseException]]:
+    """Return the exceptions behind one, with how they belong to it: causes, what was being handled, a group's own."""
+    found: list[tuple[str, BaseException]] = []
+    seen = {id(error)}
+    waiting = [error]
+    while waiting and len(found) < _MOST_RELATED:
+        each = waiting.pop(0)
+        inner = [("one of them", member) for member in (each.exceptions if isinstance(each, _GROUPS) else ())]
+        if each.__cause__ is not None:
+            inner.append(("caused by", each.__cause__))
+        elif each.__context__ is not None and not each.__suppress_context__:
+            inner.append(("while handling", each.__context__))
+        for word, other in inner:
+            if id(other) not in seen:
+                seen.add(id(other))
+                found.append((word, other))
+                waiting.append(other)
+    return found[:_MOST_RELATED]
 
 
 def _frames_of(error: BaseException) -> list[tuple[FrameType, int]]:
@@ -107,6 +150,12 @@ def _failing_call(frames: list[tuple[FrameType, int]], *, reads: bool) -> dict[s
 
 def _user_frames(frames: list[tuple[FrameType, int]], *, reads: bool) -> list[dict[str, Any]]:
     own = [(frame, line) for frame, line in frames if is_user_file(frame.f_code.co_filename)]
+    # A function that calls itself stands there a thousand times.
+    own = [
+        pair
+        for pair, last in zip(own, [None, *own], strict=False)
+        if last is None or (pair[0].f_code, pair[1]) != (last[0].f_code, last[1])
+    ]
     shown = own if len(own) <= _MOST_FRAMES else [own[0], *own[1 - _MOST_FRAMES :]]
     return [_describe_frame(frame, line, reads=reads) for frame, line in shown]
 

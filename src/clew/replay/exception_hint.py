@@ -6,6 +6,20 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from clew.capture.torch.trace_failure import match_hint
+from clew.replay.exception_shape import (
+    tell_batched_product,
+    tell_broadcast,
+    tell_product,
+    tell_stack,
+    tell_target,
+)
+from clew.replay.exception_source import (
+    tell_checkpoint,
+    tell_dead_worker,
+    tell_memory,
+    tell_missing_key,
+    tell_worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,15 +27,37 @@ if TYPE_CHECKING:
 
 def explain_message(error: BaseException, call: dict[str, Any], path: list[dict[str, Any]]) -> str:
     """Return what went wrong and what helps, in the user's terms, or nothing for an exception that is not common."""
-    message = str(error)
+    message = read_message(error)
+    if isinstance(error, RecursionError):
+        return _tell_recursion(call)
+    if isinstance(error, KeyError):
+        return tell_missing_key(error, call["values"])
     tensors = _tensors_of(call, path)
-    for pattern, tell in _SENTENCES:
-        found = re.search(pattern, message, re.DOTALL)
-        if found:
-            return tell(found, tensors)
-    known = match_hint(message)
+    sentences = _SENTENCES if path else (*_SENTENCES, *_OUTSIDE_LAYERS)
+    known = next(
+        (
+            tell(found, tensors)
+            for pattern, tell in sentences
+            if (found := re.search(pattern, message, re.DOTALL))
+        ),
+        "",
+    ) or match_hint(message)
     module = next((step for step in reversed(path) if step["site"]), None)
     return f"in {module['site']} ({module['type']}): {known}" if known and module else known
+
+
+def read_message(error: BaseException) -> str:
+    """Return the text of an exception; one of the user's own may fail to give it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - its type says something, too
+        return ""
+
+
+def _tell_recursion(call: dict[str, Any]) -> str:
+    function = call.get("function", "")
+    where = f"{function} " if function else "a function "
+    return f"{where}calls itself without end: look for a call of self(…) in its own forward, or a cycle of modules"
 
 
 def _tensors_of(call: dict[str, Any], path: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -132,17 +168,90 @@ _SENTENCES: Final[tuple[tuple[str, Callable[[re.Match[str], dict[str, dict[str, 
             "CUDA_LAUNCH_BLOCKING=1, or on the CPU, to see where"
         ),
     ),
+    (r"out of memory|can't allocate memory|not enough memory", tell_memory),
+    (r"Error\(s\) in loading state_dict.*", tell_checkpoint),
+    (r"Caught \w+ in DataLoader worker process (\d+).*", tell_worker),
+    (r"DataLoader worker .*? is killed by signal: ([^.]*)", tell_dead_worker),
     (
-        r"out of memory|can't allocate memory|not enough memory",
-        _say("the memory is full: use a smaller batch, shorter inputs, or activation checkpointing"),
+        r"DataLoader worker .*? exited unexpectedly",
+        _say("a worker process of a loader has ended by itself: with num_workers=0 its error shows here"),
     ),
     (
-        r"Error\(s\) in loading state_dict",
+        r"(?:[Cc]an't pickle|[Cc]annot pickle|Can't get local object) (?:local object )?'?(.*?)'?(?: object)?$",
         _say(
-            "the checkpoint and the model differ in names or shapes: clew ckpt show lists what the file holds"
+            "{0} cannot be pickled, which processes that are spawned (loader workers) and torch.save need: define it "
+            "at the top of a module, not inside a function and not as a lambda; or num_workers=0"
         ),
+    ),
+    (
+        r"not compiled with CUDA enabled",
+        _say(
+            "this build of PyTorch cannot use a GPU: install one with CUDA, or choose the device by "
+            "'cuda' if torch.cuda.is_available() else 'cpu'"
+        ),
+    ),
+    (
+        r"No CUDA GPUs are available|no NVIDIA driver|invalid device ordinal",
+        _say("there is no such GPU here: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use device='cpu'"),
+    ),
+    (
+        r"deserialize object on (?:a )?CUDA device",
+        _say("the file was saved on a GPU: load it with torch.load(file, map_location='cpu')"),
+    ),
+    (
+        r"leaf Variable that requires grad .*?in-place",
+        _say("a weight is changed in place where gradients are counted: do so under torch.no_grad()"),
+    ),
+    (
+        r"'NoneType' object has no attribute '(?:sum|mean|backward|shape|size|view|reshape|item|detach|to|dim)'",
+        _say("a value is None where a tensor was meant: does the forward that made it return its result?"),
+    ),
+    (
+        r"optimizer got an empty parameter list",
+        _say(
+            "the optimizer was given no weights: are the layers attributes of the model (lists of them an "
+            "nn.ModuleList), and was parameters() used up before?"
+        ),
+    ),
+    (
+        r"can't optimize a non-leaf Tensor",
+        _say("the optimizer was given the result of an operation: give it the nn.Parameter itself"),
+    ),
+    (
+        r"expected target dtype to be Long",
+        _say(
+            "labels are class numbers: convert them with y.long(); probabilities need the shape of the scores"
+        ),
+    ),
+    (
+        r"all elements of input should be between 0 and 1",
+        _say("binary_cross_entropy takes probabilities: use binary_cross_entropy_with_logits on scores"),
+    ),
+    (
+        r"Target size \(torch.Size\(\[(.*?)\]\)\) must be the same as input size \(torch.Size\(\[(.*?)\]\)\)",
+        tell_target,
+    ),
+    (
+        r"Expected size for first two dimensions of batch2 tensor to be: \[(.*?)\] but got: \[(.*?)\]",
+        tell_batched_product,
+    ),
+    (
+        r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension (\d+)",
+        tell_broadcast,
+    ),
+    (
+        r"stack expects each tensor to be equal size, but got \[(.*?)\] at entry (\d+) and \[(.*?)\] at entry (\d+)",
+        tell_stack,
+    ),
+    (
+        r"Boolean value of Tensor with more than one value is ambiguous",
+        _say("a tensor of several elements is neither true nor false: use .any() or .all()"),
     ),
     (r"same device|device type|expected device", _tell_devices),
     (r"same dtype|expected scalar type|Found dtype|result type \w+ can't be cast", _tell_dtypes),
 )
 """What torch says, and how to put it plainly."""
+_OUTSIDE_LAYERS: Final = (
+    (r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)", tell_product),
+)
+"""What is told otherwise where a layer has refused its input."""

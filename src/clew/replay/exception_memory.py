@@ -7,12 +7,14 @@ from typing import Any, Final
 
 import torch
 
+from clew.replay.exception_hint import read_message
+
 _MOST_SHOWN: Final = 4
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception says that memory ran out, on the host or on a device."""
-    text = str(error).lower()
+    text = read_message(error).lower()
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
         "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import itertools
 import linecache
 import re
 import types
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 _MOST_NAMES: Final = 8
 _MOST_ELEMENTS: Final = 50_000_000
 _LONGEST_TEXT: Final = 80
+_MOST_PARTS: Final = 4
+_MOST_KEYS: Final = 100
+_TABLES: Final = (dict, OrderedDict)
 _SECRET: Final = re.compile(r"token(?!i[sz]|s\b)|secret|passw|api_?key|credential|auth|cookie", re.IGNORECASE)
 _SECRET_TEXT: Final = re.compile(r"^(?:sk-|hf_|gh[pousr]_|xox[abp]-|AKIA|eyJ)\w")
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -35,7 +40,8 @@ def describe_names(frame: FrameType, line: int, *, reads: bool = True) -> list[d
     ``reads``: whether tensors in the memory of this process may be read for their range.
     """
     found: dict[str, Any] = {}
-    for parts in _names_at(frame.f_code.co_filename, line):
+    code = frame.f_code
+    for parts in _names_at(code.co_filename, line, is_lambda=code.co_name == "<lambda>"):
         name, value = _look_up(frame, parts)
         if value is not _UNKNOWN and not isinstance(value, _DULL):
             found.setdefault(name, value)
@@ -46,7 +52,12 @@ def describe_value(name: str, value: Any, *, reads: bool = True) -> dict[str, An
     """Return one value as data that fits JSON: the facts of a tensor, or a text that gives nothing away."""
     if isinstance(value, torch.Tensor):
         return {"name": name, "facts": dataclasses.asdict(_facts_of(value, reads=reads))}
-    return {"name": name, "text": _text_of(name, value)}
+    row = {"name": name, "text": _text_of(name, value)}
+    if type(value) in _TABLES and not _SECRET.search(name):
+        # A name that is missing in a checkpoint is told with those that are there.
+        row["keys"] = [key for key in list(value)[:_MOST_KEYS] if type(key) is str]
+        row["holds_tensors"] = any(_holds_tensors(part) for part in list(value.values())[:_MOST_KEYS])
+    return row
 
 
 def _facts_of(tensor: torch.Tensor, *, reads: bool) -> ValueFacts:
@@ -81,8 +92,38 @@ def _text_of(name: str, value: Any) -> str:
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         return f"numpy {value.dtype}{list(value.shape)}"
     if isinstance(value, (list, tuple, dict, set)):
-        return f"{type(value).__name__} of {len(value)}"
+        return _tell_container(value)
     return f"a {type(value).__qualname__}"
+
+
+def _tell_container(value: Any) -> str:
+    """Tell what a container holds: the parts of a short list, the names of a table."""
+    head = f"{type(value).__name__} of {len(value)}"
+    if type(value) in _TABLES:
+        names = [key for key in itertools.islice(value, _MOST_PARTS) if type(key) is str]
+        parts = names if len(names) == min(len(value), _MOST_PARTS) else []
+    elif type(value) in (list, tuple):
+        parts = [_tell_part(part) for part in value[:_MOST_PARTS]]
+    else:
+        parts = []
+    if not parts or not all(parts):
+        return head
+    more = ", …" if len(value) > len(parts) else ""
+    text = f"{head}: {', '.join(parts)}{more}"
+    return text if len(text) <= _LONGEST_TEXT else head
+
+
+def _tell_part(part: Any) -> str:
+    if isinstance(part, torch.Tensor):
+        return f"{str(part.dtype).removeprefix('torch.')}{list(part.shape)}"
+    return repr(part) if type(part) in (bool, int, float, type(None)) else ""
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    inner = list(value.values())[:_MOST_KEYS] if type(value) in _TABLES else []
+    return any(isinstance(part, torch.Tensor) for part in inner)
 
 
 # -------------------------------------------------------------------- from a line to values
@@ -123,8 +164,8 @@ def _attribute(value: Any, name: str) -> Any:
     return _UNKNOWN
 
 
-def _names_at(file: str, line: int) -> list[tuple[str, ...]]:
-    """Return the names in the smallest statement around a line, as paths, in order of appearance."""
+def _names_at(file: str, line: int, *, is_lambda: bool) -> list[tuple[str, ...]]:
+    """Return the names in the smallest statements around a line, as paths, in order of appearance."""
     tree = _parse(file)
     around = [
         node
@@ -133,8 +174,12 @@ def _names_at(file: str, line: int) -> list[tuple[str, ...]]:
     ]
     if not around:
         return []
-    statement = max(around, key=lambda node: node.lineno)
-    return list(dict.fromkeys(_names_in(statement)))
+    nearest = max(node.lineno for node in around)
+    chosen: list[ast.AST] = [node for node in around if node.lineno == nearest]
+    if is_lambda:
+        bodies = [each.body for node in chosen for each in ast.walk(node) if isinstance(each, ast.Lambda)]
+        chosen = [*bodies] or chosen
+    return list(dict.fromkeys(path for node in chosen for path in _names_in(node)))
 
 
 @functools.lru_cache(maxsize=16)

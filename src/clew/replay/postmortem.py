@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from clew.errors import UsageError
+from clew.replay.exception_hint import read_message
 from clew.replay.exception_value import describe_names
 from clew.replay.reply import Reply, Spot
 from clew.replay.stack import failed_frames, line_of, names_of
@@ -30,7 +31,7 @@ class PostMortem:
     def spot(self) -> Spot:
         """The place of the failure."""
         names = tuple(names_of(frame) for frame, _ in self._frames)
-        first = str(self._error).strip().partition("\n")[0]
+        first = read_message(self._error).strip().partition("\n")[0]
         where = f" in {self._site}" if self._site else ""
         return Spot(
             title=f"{type(self._error).__name__}{where}: {first}",

@@ -13,7 +13,7 @@ from clew.views.value_line import value_line
 def make_page(card: dict[str, Any]) -> Page:
     """Return the page for the card of an exception."""
     title = f"{card['error']} at step {card['step']}"
-    blocks: list[Block] = [Heading(title, 1), Callout("error", say(card))]
+    blocks: list[Block] = [Heading(title, 1), Callout("error", say(card)), *_list_related(card)]
     blocks += _list_modules(card)
     blocks += _list_before(card)
     for frame in _frames_of(card):
@@ -25,7 +25,16 @@ def make_page(card: dict[str, Any]) -> Page:
 def say(card: dict[str, Any]) -> str:
     """Return the exception in one sentence: the plain one, or else the first line of its message."""
     first = str(card["message"]).strip().partition("\n")[0]
+    if card["error"] == "KeyError" and first:
+        first = f"there is no key {first}"
     return str(card.get("sentence") or first or card["error"])
+
+
+def _list_related(card: dict[str, Any]) -> list[Block]:
+    """Tell the exceptions behind this one, each in a sentence."""
+    related = card.get("related") or ()
+    rows = tuple((each["how"], Cell(f"{each['error']}: {say(each)}")) for each in related)
+    return [KeyValues(rows)] if rows else []
 
 
 def name_place(card: dict[str, Any]) -> str:
