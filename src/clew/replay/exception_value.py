@@ -52,7 +52,7 @@ def describe_value(name: str, value: Any, *, reads: bool = True) -> dict[str, An
     """Return one value as data that fits JSON: the facts of a tensor, or a text that gives nothing away."""
     if isinstance(value, torch.Tensor):
         return {"name": name, "facts": dataclasses.asdict(_facts_of(value, reads=reads))}
-    row = {"name": name, "text": _text_of(name, value)}
+    row: dict[str, Any] = {"name": name, "text": _text_of(name, value)}
     if type(value) in _TABLES and not _SECRET.search(name):
         # A name that is missing in a checkpoint is told with those that are there.
         row["keys"] = [key for key in list(value)[:_MOST_KEYS] if type(key) is str]
