@@ -66,7 +66,7 @@ class DiscardProbe:
         self._states: dict[int, _State] = {}
         self._inputs: list[Any] = []
         self._is_followed = False
-        self._is_clipped = False
+        self._clips = 0
         self._cleared_at = ""
         self._is_told = False
         self._is_active = True
@@ -113,7 +113,7 @@ class DiscardProbe:
                 self._see_end(state, state.parameter)
         if not begins:
             self._inputs.clear()
-            self._is_followed = self._is_clipped = False
+            self._is_followed, self._clips = False, 0
 
     def _see_begin(self, state: _State, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -135,7 +135,7 @@ class DiscardProbe:
             self._cleared_at = find_line()
 
     def _see_clip(self, _parameters: list[torch.Tensor], _norm: Any) -> None:
-        self._is_clipped = True
+        self._clips += 1
 
     def _see_stepping(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         state = self._find(optimizer)
@@ -164,8 +164,9 @@ class DiscardProbe:
         if len(state.waiting) != 1 or not state.discarded or state.parameter is None:
             return False
         used = state.waiting[0]
-        if _stamp(state.parameter.grad) != used.stamp and not self._is_clipped:
-            return False
+        stamp = _stamp(state.parameter.grad)
+        if stamp is None or stamp[0] != used.stamp[0] or stamp[1] - used.stamp[1] > self._clips:
+            return False  # written by hand; clipping writes once
         if any(each.place != used.place or each.weights != used.weights for each in state.discarded):
             return False
         inputs = [each.inputs for each in (*state.discarded, used)]

@@ -79,9 +79,9 @@ class LoopEvents:
         self.on_loader: list[Callable[[Any, Any], None]] = []
         """A data loader begins to give batches, through an iterator."""
         self.signature: Signature | None = None
-        """Told of everything by the shortest way, in every step and also while all listeners rest."""
-        self.on_changed: list[Callable[[], None]] = []
-        """The signature has found a change, an optimizer has stepped, and all other listeners were told."""
+        """Told of everything by the shortest way, also while all listeners rest; None in steps it does not take."""
+        self.on_ended: Callable[[], None] | None = None
+        """Called after each step of an optimizer, by the shortest way: all listeners have been told."""
         self._known: dict[int, Known] = {}
         self._at_making = [self._note_line]
 
@@ -139,8 +139,8 @@ class LoopEvents:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.on_stepped:
             self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
-        if self.signature is not None and self.signature.reason:
-            self.tell(self.on_changed)
+        if self.on_ended is not None:
+            self.on_ended()
 
     def _note_line(self, optimizer: torch.optim.Optimizer) -> None:
         self.know(optimizer).source = find_line(optimizer)

@@ -72,6 +72,8 @@ class Rest:
         self.events = events
         self.optimizers = optimizers
         self.signature = Signature(recorder)
+        self._listener = self.signature.see_loss
+        self._at_change = [self._look_again]
         self._structure = structure
         self._others = others
         self._patches: Patches | None = None
@@ -91,19 +93,19 @@ class Rest:
         self._resting, self._resting_structure, self._calm = [], [], 0
         self._is_past_structure = False
         self.recorder.sentinel = self._see_root
-        self.events.signature = self.signature
+        self.events.signature, self.events.on_ended = self.signature, self._see_ended
+        self.signature.begin()
         patches.on_undo(self._leave)
         patches.on_undo(register_module_module_registration_hook(self._see_part).remove)
         patches.on_undo(register_module_parameter_registration_hook(self._see_part).remove)
-        patches.listen(self.recorder.on_each_loss, self.signature.see_loss)
+        patches.listen(self.recorder.on_each_loss, self._listener)
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.events.on_made, self._see_made)
         patches.listen(self.events.on_stepped, self._see_stepped)
-        patches.listen(self.events.on_changed, self._look_again)
 
     def _leave(self) -> None:
         self.recorder.sentinel = None
-        self.events.signature = None
+        self.events.signature = self.events.on_ended = None
 
     # ---------------------------------------------------------------- a loop that changes
 
@@ -118,6 +120,19 @@ class Rest:
 
     def _see_made(self, _optimizer: torch.optim.Optimizer) -> None:
         self.signature.notice("optimizer")
+
+    def _see_ended(self) -> None:
+        """An optimizer has stepped: begin a look where something is new, take the signature of this step or not."""
+        signature = self.signature
+        if signature.reason:
+            self.events.tell(self._at_change)
+        if signature.end_step():
+            self.events.signature = signature if signature.is_on else None
+            listeners = self.recorder.on_each_loss
+            if signature.is_on:
+                listeners.append(self._listener)
+            elif self._listener in listeners:
+                listeners.remove(self._listener)
 
     def _look_again(self) -> None:
         """All probes look as at the start; an optimizer has just stepped, so that none sees half a step."""
@@ -168,20 +183,26 @@ class Rest:
                 return is_training  # a criterion: many loops make a new one in every step
             root = self._roots[id(module)] = _Root(module)
             return False
-        self.signature.see(FORWARD if is_training else QUIET)
-        has_graph = False
-        if type(output) is torch.Tensor:
-            has_graph = output.requires_grad
-            if output.ndim:
-                self.signature.batch = output.size(0)
-        mode = 1 << (is_training | has_graph << 1 | module.training << 2)
-        if not root.modes & mode and self.signature.notice("mode"):
-            root.modes |= mode
+        if self.signature.is_on:
+            self._see_mode(root, module, output, is_training=is_training)
         known = (len(self.optimizers.entries), len(self.recorder.registry.tensors))
         if known != self._known:
             self._known = known
             return False
         return is_training
+
+    def _see_mode(self, root: _Root, module: torch.nn.Module, output: Any, *, is_training: bool) -> None:
+        """Take in which way a model was called."""
+        signature = self.signature
+        signature.see(FORWARD if is_training else QUIET)
+        has_graph = False
+        if type(output) is torch.Tensor:
+            has_graph = output.requires_grad
+            if output.ndim:
+                signature.batch = output.size(0)
+        mode = 1 << (is_training | has_graph << 1 | module.training << 2)
+        if not root.modes & mode and signature.notice("mode"):
+            root.modes |= mode
 
     def _see_batch(self, iterator: Any, batch: Any) -> None:
         key = id(getattr(iterator, "_dataset", None))

@@ -1,7 +1,8 @@
 """A cheap signature of the loop: what happens in which order, where, on which graph, with which gradients.
 
-It is taken in every step, also while the probes rest, so each part of it is a few table look-ups. What it has never
-seen before is reason for all probes to look again as they did at the start.
+Each part of it is a few table look-ups. It is taken in the first steps, in those after a change, and now and then for
+the rest of the run, also while the probes rest. What it has never seen before is reason for all probes to look
+again as they did at the start.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +27,16 @@ FORWARD, QUIET, BACKWARD, CLEARED, STEP, CLIPPED, SCALED, SCALER_STEP, SEEDED = 
 
 _SETTLING: Final = 5
 """Steps at the start, and after a change, in which whatever is new belongs to it."""
+
+_ATTENTIVE_STEPS: Final = 24
+"""Steps at the start, and after a change, that are all taken."""
+
+_SHORTEST_GAP: Final = 5
+_GAP_SPREAD: Final = (7, 11)
+_GAP_GROWTH: Final = 24
+"""Steps left out between two that are taken: ever more, up to a limit, and by turns more and less, so that no regular
+loop keeps time with them. A step that is taken costs some 50 µs on a small model, where each line of Python is run
+among tensors that have filled the caches; ten times what it costs alone."""
 
 _NEXT_LOOK: Final = 8
 _FREE_LOOKS: Final = 4
@@ -53,12 +65,13 @@ _OWN: Final = tuple(
 class _Followed:
     """A parameter: how often its gradient had been written to at the last visit, and how that number has grown."""
 
-    __slots__ = ("parameter", "states", "version")
+    __slots__ = ("at", "parameter", "states", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
-        self.version: int | None = None
-        self.states: set[int | None] = set()
+        self.version = 0
+        self.at = -1
+        self.states: set[float | None] = set()
 
 
 class _Held:
@@ -81,9 +94,14 @@ class Signature:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.is_on = True
+        """Whether this step is taken."""
         self.reason = ""
         self.batch = 0
         """The first dimension of what the last model gave."""
+        self._steps = 0
+        self._turn = self._next_turn = 0
+        self._turns = 0
         self._looks = 0
         self._learns_until = _SETTLING
         self._hears_from = 0
@@ -96,17 +114,45 @@ class Signature:
         self._number = 0
         self._places: set[tuple[int, ...]] = set()
         self._codes: dict[int, tuple[CodeType, bool]] = {}
-        self._highest = 0.0
-        self._is_negative = False
+        self._lowest, self._highest = 0.0, 0.0
         self._has_failed = False
+
+    def begin(self) -> None:
+        """The recording begins or goes on."""
+        self.is_on, self.reason = True, ""
+        self._turn, self._next_turn = _ATTENTIVE_STEPS, 1
 
     def begin_look(self) -> None:
         """All probes look again: what comes now is known, and a loop that changes all the time is used to change."""
         self.reason = ""
         self._looks += 1
+        if self.is_on:
+            self._turn = _ATTENTIVE_STEPS
+        else:
+            self._turn, self._next_turn = 1, _ATTENTIVE_STEPS
         self._learns_until = self.recorder.step + _SETTLING
         gap = _NEXT_LOOK << min(max(self._looks - _FREE_LOOKS, 0), 20)
         self._hears_from = self.recorder.step + gap
+
+    def end_step(self) -> bool:
+        """An optimizer has stepped; return whether what follows is to be taken where this was not, or the reverse."""
+        self._steps += 1
+        loss = self.recorder.last_loss
+        if loss is not None and not self._lowest <= loss <= self._highest:
+            self._see_level(loss)
+        self._turn -= 1
+        if self._turn > 0:
+            return False
+        self.is_on = not self.is_on
+        if self.is_on:
+            self._turn, self._next_turn = self._next_turn, 1
+            self._last, self._number = STEP, torch._C._autograd._get_sequence_nr()
+        else:
+            factor, modulus = _GAP_SPREAD
+            grown = min(self._turns, _GAP_GROWTH)
+            self._turn = _SHORTEST_GAP + self._turns * factor % modulus + grown
+            self._turns += 1
+        return True
 
     def notice(self, reason: str) -> bool:
         """Take something new; return whether it is known from now on, or comes too soon after the last change."""
@@ -132,12 +178,17 @@ class Signature:
     def see_loss(self, loss: torch.Tensor) -> None:
         """Take the root of a backward pass: the operations it ends in, and how many there were since the last."""
         self.see(BACKWARD)
-        if is_functorch_wrapped_tensor(loss):
+        if self._has_failed or is_functorch_wrapped_tensor(loss):
             return
-        node = loss.grad_fn
+        try:
+            self._see_graph(loss.grad_fn)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._fail(error)
+
+    def _see_graph(self, node: Any) -> None:
         if node is not None and len(self._sizes) < _MOST_SIZES:
             number = node._sequence_nr()
-            size, self._number = number - self._number, number
+            size, self._number = number - self._number, number + 1
             if size not in self._sizes and self.notice("graph"):
                 self._sizes.add(size)
         head = self._read_head(node)
@@ -173,10 +224,12 @@ class Signature:
         try:
             self._see_place()
             self._see_gradients(optimizer)
-            self._see_level()
         except Exception as error:  # noqa: BLE001 - ours to answer for
-            self._has_failed = True
-            self.recorder.guard.fault(error, "signature of the loop", step=self.recorder.step)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        self.recorder.guard.fault(error, "signature of the loop", step=self.recorder.step)
 
     def _see_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """A gradient that is there as always has been written to as often as always since the last visit."""
@@ -185,6 +238,7 @@ class Signature:
             held = self._follow(optimizer)
         part = held.parts[held.at]
         held.at = held.at + 1 if held.at + 1 < len(held.parts) else 0
+        state: float | None
         for each in part:
             gradient = each.parameter.grad
             if gradient is None:
@@ -192,9 +246,10 @@ class Signature:
             else:
                 version = gradient._version
                 before, each.version = each.version, version
-                if before is None:
+                at, each.at = each.at, self._steps
+                if at < 0:
                     continue
-                state = version - before
+                state = round((version - before) / max(self._steps - at, 1), 2)
             states = each.states
             if state not in states and len(states) < _MOST_STATES and self.notice("gradients"):
                 states.add(state)
@@ -226,14 +281,9 @@ class Signature:
         if key not in self._places and len(self._places) < _MOST_PLACES and self.notice("place"):
             self._places.add(key)
 
-    def _see_level(self) -> None:
-        """Take the loss: negative for the first time, or far above all others."""
-        loss = self.recorder.last_loss
-        if loss is None:
-            return
-        if loss < 0:
-            if not self._is_negative and self.notice("sign of the loss"):
-                self._is_negative = True
-            loss = -loss
-        if loss > self._highest and (loss < _HIGH_LOSS * self._highest or self.notice("level of the loss")):
-            self._highest = loss
+    def _see_level(self, loss: float) -> None:
+        """Take a loss that is negative for the first time, or far above the others."""
+        if loss < 0 and self._lowest == 0 and self.notice("sign of the loss"):
+            self._lowest = -inf
+        if abs(loss) > self._highest and self.notice("level of the loss"):
+            self._highest = _HIGH_LOSS * abs(loss)
