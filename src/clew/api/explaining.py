@@ -55,7 +55,7 @@ class Explaining:
             return
         command = [sys.executable, "-m", "clew", "why", str(folder), "--step", str(self._later), "--json"]
         if self._how == "fork":
-            self._tell(f"clew: executing step {self._later} again, which wrote that weight")
+            self._tell(f"clew: executing step {self._later} again in a process of its own")
         else:
             self._tell(f"clew: step {self._later} went bad; executing it again in a process of its own")
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -74,6 +74,10 @@ class Explaining:
         verdict.rank = self._recorder.rank
         if verdict.phase == "parameter" and 0 < verdict.step <= _NEAR:
             self._later = verdict.step - 1  # what wrote the weight is executed again when the run is over
+        elif not verdict.found and verdict.step <= _NEAR:
+            self._later = (
+                verdict.step
+            )  # something outside the step decides: it is executed again from before it
         write_verdict(self._rank_folder, verdict.to_json())
         if self._tell is not None:
             self._tell(_lower(verdict.to_json()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from clew.api.replay import WAYS, Execution, execute_again
 from clew.errors import UsageError
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from clew.replay.stage import Around, Stage
 
 
+_MOST_SEARCHED: Final = 200
+"""Steps of a run that is executed again and again to find the first bad one."""
+
+
 def why(run: Run, *, step: int | None = None, rank: int | None = None, rerun: bool = False) -> dict[str, Any]:
     """Return the verdict on a run's bad step, or on a step and a rank of one's choice.
 
@@ -30,26 +34,69 @@ def why(run: Run, *, step: int | None = None, rank: int | None = None, rerun: bo
     """
     known = _known_verdict(run.path, step, rank)
     if known is not None and not rerun:
-        return known if step is not None else _look_one_step_back(run, known)
+        return known if step is not None and known["found"] else _look_again(run, known)
     wanted = step if step is not None else first_bad_step(run)
+    if wanted is None and _has_no_backward(run) and (found := _search(run)) is not None:
+        return found
     if wanted is None:
-        return _make_empty(run.last_step, ["nothing in this run was NaN or infinite"])
+        return _make_empty(run.last_step, _say_nothing_bad(run))
     if rank is None:
         rank = known["rank"] if known is not None else choose_rank(run, wanted)
-    return explain_again(run, wanted, rank=rank, ways=("start",) if rerun else WAYS)
+    found = explain_again(run, wanted, rank=rank, ways=("start",) if rerun else WAYS)
+    return found if step is not None or not found["found"] else _look_again(run, found)
 
 
-def _look_one_step_back(run: Run, verdict: dict[str, Any]) -> dict[str, Any]:
-    """A weight that was bad when a step began was written in the one before; that is executed again, if it can be."""
-    before = verdict["step"] - 1
-    if verdict.get("phase") != "parameter" or before < 0 or verdict.get("is_final"):
+def _has_no_backward(run: Run) -> bool:
+    """Return whether a run has steps in which nothing was seen that could be bad: torch.func needs no backward."""
+    return run.last_step >= 0 and "loss" not in run.scalars() and run.first_nonfinite() is None
+
+
+def _search(run: Run) -> dict[str, Any] | None:
+    """Return the verdict on the first bad step of a run in which none was seen, by executing some of them again.
+
+    A weight that is bad stays so, hence half of the steps can be left out each time.
+    """
+    low, high = 0, run.last_step
+    if high > _MOST_SEARCHED:
+        return None
+    try:
+        found = explain_again(run, high, ways=("start",))
+        while found["found"] and low < high:
+            middle = (low + high) // 2
+            verdict = explain_again(run, middle, ways=("start",))
+            low, high = (low, middle) if verdict["found"] else (middle + 1, high)
+            found = verdict if verdict["found"] else found
+    except UsageError:
+        return None
+    return found if found["found"] else None
+
+
+def _say_nothing_bad(run: Run) -> list[str]:
+    """Return the sentences for a run in which nothing bad was seen: perhaps there was nothing to look at."""
+    if _has_no_backward(run):
+        return [
+            "nothing in this script calls backward(), so no loss and no gradient was seen: torch.func needs none",
+            "name a step, clew why RUN --step N, or put the step into clew.explain_nonfinite(step_function)",
+        ]
+    return ["nothing in this run was NaN or infinite"]
+
+
+def _look_again(run: Run, verdict: dict[str, Any]) -> dict[str, Any]:
+    """Execute again what the running process could not tell: the step, or the one before that wrote a bad weight."""
+    if not verdict["found"]:
+        wanted = verdict["step"]
+    elif verdict.get("phase") == "parameter":
+        wanted = verdict["step"] - 1
+    else:
+        return verdict
+    if wanted < 0 or verdict.get("is_final"):
         return verdict
     try:
-        earlier = explain_again(run, before, rank=verdict["rank"])
+        again = explain_again(run, wanted, rank=verdict["rank"])
     except UsageError:
         return verdict
-    if earlier["found"]:
-        return earlier
+    if again["found"]:
+        return again
     with contextlib.suppress(OSError):  # nothing is found there next time either
         write_verdict(rank_folder(run.path, verdict["rank"]), {**verdict, "is_final": True})
     return verdict
@@ -95,6 +142,8 @@ def make_around(evidence_folder: Path | None, *, site: str = "") -> Around:
             stage.finish()
 
         def after() -> dict[str, Any]:
+            if not rehearsal.losses:
+                rehearsal.take_last_operation()
             verdict = judge(rehearsal, step=stage.step, batch_size=rehearsal.batch_size, way=stage.way)
             if verdict.found and evidence_folder is not None:
                 try:

@@ -10,7 +10,7 @@ import contextlib
 import io
 import re
 import traceback
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from clew.errors import ClewError, UsageError, suggest
 from clew.replay.expression import Scratch
@@ -55,6 +55,9 @@ SHORT: Final = {
 _WORD: Final = re.compile(r"\s*([a-z]+)\b\s*(.*)", re.DOTALL)
 _PYTHON: Final = re.compile(r"[(.=\[+*/<>%,|&]|!=|- |(?:in|is|and|or|if|not)\b")
 """What follows a name that is used in an expression, and not a command's argument."""
+
+
+T = TypeVar("T")
 
 
 class World(Protocol):
@@ -195,35 +198,38 @@ class Debugger:
     # ---------------------------------------------------------------- looking
 
     def _evaluate(self, text: str) -> Reply:
-        value, printed = self._value(text.removeprefix("!"))
-        data: dict[str, Any] = {"values": describe_lines("", value) if value is not None else []}
+        values, printed = self._look(
+            text.removeprefix("!"), lambda value: describe_lines("", value) if value is not None else []
+        )
+        data: dict[str, Any] = {"values": values}
         return Reply("value", data | ({"printed": printed} if printed else {}))
 
     def _do_print(self, words: str) -> Reply:
-        value, _ = self._value(words or "out")
-        return Reply("value", {"values": describe_lines("", value)})
+        values, _ = self._look(words or "out", lambda value: describe_lines("", value))
+        return Reply("value", {"values": values})
 
     def _do_stats(self, words: str) -> Reply:
-        value, _ = self._value(words or "out")
-        return Reply("stats", {"name": words or "out", "rows": list_statistics(words or "out", value)})
+        name = words or "out"
+        rows, _ = self._look(name, lambda value: list_statistics(name, value))
+        return Reply("stats", {"name": name, "rows": rows})
 
     def _do_plot(self, words: str) -> Reply:
-        value, _ = self._value(words or "out")
-        return Reply("plot", {"name": words or "out", **bin_values(value)})
+        bins, _ = self._look(words or "out", bin_values)
+        return Reply("plot", {"name": words or "out", **bins})
 
     def _do_save(self, words: str) -> Reply:
         text, _, file = words.rpartition(" ")
         if not text or not file:
             raise UsageError("save what, and where to?", next_step="save out values.npy")
-        value, _ = self._value(text)
-        return Reply("text", {"text": f"wrote {text} to {save_value(value, file)}"})
+        path, _ = self._look(text, lambda value: save_value(value, file))
+        return Reply("text", {"text": f"wrote {text} to {path}"})
 
-    def _value(self, text: str) -> tuple[Any, str]:
-        """Evaluate what was typed, with nothing left of it in the training; return the value and what it printed."""
+    def _look(self, text: str, tell: Callable[[Any], T]) -> tuple[T, str]:
+        """Evaluate what was typed, tell its value, and undo what it did; return what was told and what it printed."""
         printed = io.StringIO()
         try:
             with self.world.guard(), contextlib.redirect_stdout(printed):
-                value = self.scratch.run(text, self.names())
+                told = tell(self.scratch.run(text, self.names()))
         except ClewError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever was typed may raise whatever it likes
@@ -233,7 +239,7 @@ class Debugger:
                 lines[-1].strip(),
                 next_step=suggest(wrong, self._known(wrong)) if isinstance(wrong, str) else "",
             ) from None
-        return value, printed.getvalue()
+        return told, printed.getvalue()
 
     def _known(self, wrong: str) -> list[str]:
         """Return what may have been meant; short names are like too many commands."""

@@ -77,6 +77,7 @@ class Rehearsal:
         )
         """Called after each module call with its name, arguments and output."""
         self._patches = Patches()
+        self._leaves: dict[int, tuple[str, torch.Tensor]] = {}
         self._is_on = self._is_listening = False
 
     def run(self, step: Callable[[], object]) -> None:
@@ -118,6 +119,7 @@ class Rehearsal:
         self.prints.clear()
         self.symptom = None
         self.bad_loss = None
+        self._leaves.clear()
 
     def remove(self) -> None:
         """Leave torch as it was found."""
@@ -179,6 +181,15 @@ class Rehearsal:
         for entry, parameter in self._registry.living_parameters():
             if self.lens.writer_of(parameter) >= 0:
                 self._stop_if_bad("parameter", entry.name, parameter)
+        for name, leaf in list(self._leaves.values()):
+            if self.lens.writer_of(leaf) >= 0:
+                self._stop_if_bad("parameter", name, leaf)
+
+    def take_last_operation(self) -> None:
+        """Nothing was trained by a backward: the last bad value that was computed is the symptom, if there is one."""
+        bad = [event for event in self.lens.events if event.bad and not event.meant]
+        if bad and self.symptom is None:
+            self.symptom = Symptom("operation", bad[-1].op, bad[-1].index, None)
 
     def _look_at_gradients(self) -> None:
         if self._may_overflow:
@@ -246,7 +257,13 @@ class Rehearsal:
             return "batch"
         if tensor.grad_fn is not None:
             return COMPUTED
-        return f"{LEAF} {name_in_frames(tensor)}".strip() if tensor.requires_grad else ""
+        if not tensor.requires_grad:
+            return ""
+        name = name_in_frames(tensor)
+        # A view without a graph, such as optimizers make, is no weight, and cannot be looked at later.
+        if not tensor._is_view():
+            self._leaves.setdefault(id(tensor), (name, tensor))
+        return f"{LEAF} {name}".strip()
 
 
 def _stop(_: Symptom) -> None:

@@ -109,6 +109,8 @@ class Stage:
         def ends(*, partial: bool = False) -> None:
             self._attempt(self._before_end)
             end_step(partial=partial)
+            if self._depth and self._is_here() and not self.session.optimizers.seen:
+                self._begin()  # of a loop without a backward only the call tells that is going on
 
         def marks() -> None:
             mark_end()
@@ -237,6 +239,11 @@ class Stage:
         if begins:
             self._begin()
 
+    @property
+    def _is_bare(self) -> bool:
+        """Whether the script trains bare tensors, with neither modules nor an optimizer."""
+        return not self.recorder.registry.trees and not self.session.optimizers.seen
+
     def _is_here(self) -> bool:
         return self.recorder.step == self.step and not self.recorder.closing
 
@@ -246,6 +253,8 @@ class Stage:
         if self._is_live or self._is_over:
             return
         self._is_live = True
+        if self._is_bare:
+            self.rehearsal.backward_ended = 0  # such a step begins with its backward
         self._attempt(self._open)
 
     def _open(self) -> None:
@@ -256,6 +265,9 @@ class Stage:
         self.rehearsal.lens.__enter__()  # type: ignore[no-untyped-call]
 
     def _show(self, symptom: Symptom) -> None:
+        if symptom.kind == "loss" and self._is_bare and self._first_symptom is None:
+            # Only the next backward tells of the end of the step, and its loss may be bad by what this step wrote.
+            self.rehearsal.look_at_parameters()
         self._first_symptom = self._first_symptom or symptom
         if self.on_symptom is not None:
             self.on_symptom(symptom)

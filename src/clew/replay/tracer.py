@@ -116,10 +116,8 @@ class Tracer:
             self._tell(self._judge())
 
     def _look_at_the_end(self) -> None:
-        """Nothing was trained: the last bad value that was computed is the symptom."""
-        bad = [event for event in self._rehearsal.lens.events if event.bad and not event.meant]
-        if bad:
-            self._rehearsal.symptom = Symptom("operation", bad[-1].op, bad[-1].index, None)
+        self._rehearsal.take_last_operation()
+        if self._rehearsal.symptom is not None:
             self._tell(self._judge())
 
     def _judge(self) -> Verdict:

@@ -62,7 +62,8 @@ def judge(rehearsal: Rehearsal, *, step: int, batch_size: int | None, way: str) 
     else:
         rehearsal.blamed = origin.event
         _tell_event(verdict, rehearsal.lens, origin.event)
-        if symptom.kind == "parameter" and origin.event.index >= rehearsal.backward_ended >= 0:
+        is_after = origin.event.index >= rehearsal.backward_ended >= 0 and origin.event.phase == "forward"
+        if symptom.kind == "parameter" and is_after:
             verdict.phase = "optimizer"  # written by hand, or by an optimizer that is none of torch's
         verdict.sample = _sample_of(origin.event, batch_size)
     if origin is not None:

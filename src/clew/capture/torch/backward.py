@@ -91,6 +91,8 @@ class BackwardLens:
         try:
             if not recorder.in_backward:
                 recorder.before_event()
+                if is_root:
+                    self.roots.end_bare_step(tensors)
             if is_root and not recorder.in_backward:
                 recorder.has_output = False
                 if recorder.on_pass:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.leaves import walk
 from clew.capture.torch.naming import find_holders, find_owner
 from clew.capture.torch.registry import unwrap
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import ModuleEntry, Tree
 
+_MOST_NODES: Final = 1000
 _EVAL_CALLS: Final = 1
 """Root calls in evaluation that are recorded between two steps; a validation pass is not worth more."""
 
@@ -35,6 +37,7 @@ class Roots:
         """The serial of the step that had the last backward pass, -1 without any."""
         self._differentiated: Callable[[], torch.Tensor | None] = lambda: None
         self._differentiated_at = -1
+        self._bare: tuple[Callable[[], torch.Tensor | None], int] = (lambda: None, 0)
         self._called: dict[int, int] = {}
         self._eval_calls = 0
         self._serial = -1
@@ -123,6 +126,21 @@ class Roots:
         if self.backward_at == self.recorder.serial and not self.optimizers.owns_parameters():
             self.recorder.mark_end()
             self.recorder.before_event()
+
+    def end_bare_step(self, losses: Any) -> None:
+        """End the step of a loop that trains bare tensors, with neither a module nor an optimizer to tell.
+
+        Its next step begins with a backward to tensors that have been written or cleared since the last one.
+        """
+        if self.optimizers.seen or self.recorder.registry.trees:
+            return
+        leaf = next((found for _, loss in walk(losses) if (found := _find_leaf(loss)) is not None), None)
+        known, version = self._bare
+        is_same = leaf is not None and known() is leaf and version == leaf._version and leaf.grad is not None
+        if leaf is not None:
+            self._bare = weakref.ref(leaf), leaf._version
+        if not is_same:
+            self.end_manual_step()
 
     def end_last_step(self) -> None:
         """The recording ends, and with it the last step of a loop in which nothing else tells."""
@@ -223,6 +241,22 @@ class Roots:
 def is_transformed() -> bool:
     """Return whether a torch.func transform is running: there the weights change without a backward."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _find_leaf(loss: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor that gathers gradients, of those that a loss was computed from."""
+    waiting: list[Any] = [loss.grad_fn]
+    for _ in range(_MOST_NODES):
+        node = waiting.pop() if waiting else None
+        if node is None:
+            if not waiting:
+                return None
+            continue
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            return variable
+        waiting += [part for part, _ in node.next_functions if part is not None]
+    return None
 
 
 def _find_differentiated(module: torch.nn.Module) -> torch.Tensor | None:
