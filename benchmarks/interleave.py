@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WARM_UP = {"mlp": 1300, "cnn": 24, "gpt": 22}
 """Steps before the timing. The doctor looks closer at the first hundreds, which shows on steps of a millisecond."""
 _MOST_STEPS = 2000
-_SETTLING = 4
+_SETTLING = 12
 """Steps after a switch that are not timed, fewer where a block is shorter: they find the caches of the other side, and
 clew looks closer at what comes first."""
 _SHORT_BLOCKS = 3
