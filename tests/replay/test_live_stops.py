@@ -187,3 +187,28 @@ def test_a_wrong_request_is_refused_before_the_script_starts(words, said, tmp_pa
     captured = capsys.readouterr()
     assert said in captured.err
     assert "started" not in captured.out
+
+
+def test_a_place_that_does_not_exist_is_told_with_the_nearest_one(run):
+    done = run(
+        "--break", "aa", "--break", "op:rellu", "--break", "trian.py:3", "--break", f"train.py:{LINE + 100}",
+        "--break", "norm.wait:update", "--break", "step:99", "--break", "a if out.max() > 1e9",
+    )  # fmt: skip
+    told = " ".join(done.stderr.split())
+    assert "'aa' has nowhere to stop so far: no module is called 'aa'" in told
+    assert "no operation is called 'rellu'; did you mean 'relu'?" in told
+    assert "no file 'trian.py' was loaded; did you mean 'train.py'?" in told
+    assert f"there is nothing to execute in line {LINE + 100}; line" in told
+    assert "no parameter is called 'norm.wait'; did you mean 'norm.weight'?" in told
+    assert "the training never came to the breakpoint 'step:99'" in told
+    assert "out.max() > 1e9" not in told, "its place was reached"
+
+
+def test_next_goes_from_line_to_line_and_watch_sees_the_names_of_the_loop(run):
+    commands = "next\nnext\nmodel.a.weight.data.zero_().sum()\nbreak off 1\nwatch loss.item()\nc\nbreak nosuch\ndetach"
+    done = run("--break", f"train.py:{LINE} if i == 1", commands=commands)
+    places = [line for line in titles(done.stdout) if ": at train.py:" in line]
+    assert [int(line.rpartition(":")[2]) for line in places] == [LINE, LINE + 1, LINE - 4]
+    assert "= 0" in done.stdout, "a value is told as it was when it was looked at"
+    assert "  loss.item() changed from " in done.stdout
+    assert "breakpoint: nosuch (so far no module is called 'nosuch'" in done.stdout

@@ -9,7 +9,7 @@ import pytest
 from pty_terminal import ESCAPES, Pty
 
 from clew.cli import main
-from clew.render.full_screen import FullScreen
+from clew.render.full_screen import FullScreen, can_draw
 from clew.render.prompt import Script
 from clew.replay.reply import Reply
 
@@ -220,5 +220,31 @@ def test_the_view_over_the_whole_screen(tmp_path):
     assert re.search(r">\s+1 log fc", drawn)
     assert "float32[6, 3]" in drawn
     assert "replay: identical" in drawn
+    small = ESCAPES.sub("", view.draw(40, 8))
+    assert small.splitlines() == [
+        "1 of 2  log",
+        "train.py:22 ",
+        "  out  float32[6, 3]",
+    ], "no room for panels"
     view.show(Reply("text", {"text": "an answer"}))
     assert "an answer" in ESCAPES.sub("", view.draw(80, 24))
+    view.show(Reply("text", {"text": "\n".join(f"line {number}" for number in range(40))}))
+    drawn = ESCAPES.sub("", view.draw(80, 24))
+    assert len(drawn.splitlines()) <= 23
+    assert "line 13" in drawn, "a long answer takes the room of the source"
+    assert "… 26 more lines" in drawn
+
+
+def test_colours_can_be_switched_off_and_a_dumb_terminal_is_left_alone(monkeypatch):
+    view = FullScreen(Still(), Script([], io.StringIO()))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in view.draw(80, 24)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in view.draw(80, 24)
+    screen = io.StringIO()
+    assert not can_draw(screen)
+    screen.isatty = lambda: True
+    monkeypatch.setenv("TERM", "dumb")
+    assert not can_draw(screen)
+    monkeypatch.setenv("TERM", "xterm")
+    assert can_draw(screen)

@@ -133,11 +133,15 @@ class _Remote:
 
 
 def _connect(folder: Path, run: Run) -> socket.socket:
+    if run.state != "recording":
+        raise UsageError(
+            "this training has ended", where=str(run.path), next_step=f"look at it with: clew show {run.name}"
+        )
     if not (folder / FILE).exists():
         raise UsageError(
             "this training does not listen",
             where=str(run.path),
-            next_step="it has ended, runs on another machine, or its folder cannot hold a socket",
+            next_step="it runs on another machine, or its folder cannot hold a socket",
         )
     if (folder / FILE).lstat().st_uid != os.getuid() and os.getuid() != 0:
         raise UsageError("this training belongs to another user", where=str(folder / FILE))

@@ -98,9 +98,15 @@ def _open(
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - the script's own may have been replaced or closed
         front = Terminal(debugger)
         if is_full:
-            from clew.render.full_screen import FullScreen
+            from clew.render.full_screen import FullScreen, can_draw
 
-            front = FullScreen(debugger, front)
+            if can_draw(sys.stdout):
+                front = FullScreen(debugger, front)
+            else:
+                print(
+                    "clew: this terminal cannot show the whole view; the plain prompt will do",
+                    file=sys.stderr,
+                )
     converse(debugger, front, first=[Reply("exactness", verdict)])
     return {"operations": len(timeline.operations)}
 

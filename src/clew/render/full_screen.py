@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import os
 import random
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from clew.render.terminal import Screen, lower, shorten
 from clew.views.debug_page import make_page
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from clew.replay.reply import Reply
 
 _CLEAR: Final = "\x1b[2J\x1b[H"
-_LEAST_HEIGHT: Final = 14
+_LEAST_HEIGHT: Final = 12
+_LEAST_SOURCE: Final = 5
 
 
 class FullScreen:
@@ -62,8 +64,11 @@ class FullScreen:
 
     def draw(self, width: int, height: int) -> str:
         """Return the view for a screen of this size, the last line left free for the prompt."""
-        rows = max(height - 2, _LEAST_HEIGHT)
-        upper = rows // 2
+        rows = height - 2
+        if rows < _LEAST_HEIGHT:
+            return self._draw_small(width, rows)
+        # A long answer pushes the source up, as far as five lines of it.
+        upper = max(min(rows // 2, rows - 2 - len(self._lines(width - 4))), _LEAST_SOURCE)
         layout = Layout()
         layout.split_column(Layout(name="top", size=upper), Layout(name="bottom"))
         layout["top"].split_row(Layout(name="source", ratio=3), Layout(name="queue", ratio=2))
@@ -74,13 +79,20 @@ class FullScreen:
             width=width,
             height=rows,
             force_terminal=True,
-            color_system="standard",
+            color_system=None if os.environ.get("NO_COLOR") else "standard",
             highlight=False,
             _environ={},
         )
         with console.capture() as captured:
             console.print(layout)
         return captured.get()
+
+    def _draw_small(self, width: int, rows: int) -> str:
+        """Return the view for a screen without room for panels: the place and what there is to see."""
+        place = self._place.get("line") or {"file": "", "line": 0, "text": ""}
+        head = [self._place.get("title", ""), f"{Path(place['file']).name}:{place['line']} {place['text']}"]
+        lines = [shorten(line, width) for line in head[: 2 if place["file"] else 1]]
+        return "\n".join([*lines, *_cut(self._lines(width), max(rows - len(lines), 1))]) + "\n"
 
     def _draw_source(self, height: int, width: int) -> Panel:
         line = self._place.get("line") or {"file": "", "line": 0}
@@ -103,10 +115,25 @@ class FullScreen:
         return Panel(text, title=Text("operations"))
 
     def _draw_values(self, height: int, width: int) -> Panel:
-        lines = self._last
-        if not lines and self._place:
-            page = make_page({**self._place, "title": "", "line": {"file": "", "line": 0, "text": ""}})
-            drawn = lower(page, Screen(width=width, color=False, unicode=True)).splitlines()
-            lines = [line for line in drawn if line.strip()]
-        text = Text("\n".join(lines[:height]), no_wrap=True)
+        text = Text("\n".join(_cut(self._lines(width), height)), no_wrap=True)
         return Panel(text, title=Text(self._place.get("title", "")), subtitle=Text(self._verdict))
+
+    def _lines(self, width: int) -> list[str]:
+        """Return what is told below: the last answer, or the values of the place."""
+        if self._last or not self._place:
+            return self._last
+        page = make_page({**self._place, "title": "", "line": {"file": "", "line": 0, "text": ""}})
+        drawn = lower(page, Screen(width=width, color=False, unicode=True)).splitlines()
+        return [line for line in drawn if line.strip()]
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can be erased."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
+
+
+def _cut(lines: list[str], height: int) -> list[str]:
+    """Return as many lines as there is room for, and say how many there would be more."""
+    if len(lines) <= height:
+        return lines
+    return [*lines[: height - 1], f"… {len(lines) - height + 1} more lines"]

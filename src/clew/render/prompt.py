@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import code
 import contextlib
+import importlib.util
 import json
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -172,16 +173,18 @@ def _choose_output() -> TextIO:
 def _open_python(names: dict[str, Any]) -> None:
     """Run IPython, or Python's own console where there is none, until the user leaves it."""
     banner = "the names of this place are here; Ctrl-D goes back to the prompt"
-    try:
-        from IPython.terminal.embed import InteractiveShellEmbed  # noqa: T100 - the shell that was asked for
-        from traitlets.config import Config
-    except ImportError:
+    # Not within the handling of a failed import: Python would tell of it with every error that is made there.
+    if importlib.util.find_spec("IPython") is None:
         code.interact(banner=banner, local=names, exitmsg="")
         return
+    from IPython.terminal.embed import InteractiveShellEmbed  # noqa: T100 - the shell that was asked for
+    from traitlets.config import Config
+
     config = Config()
     config.TerminalInteractiveShell.confirm_exit = False
     config.HistoryManager.enabled = False  # its thread would outlive the shell
-    shell = InteractiveShellEmbed(config=config, banner1=banner + "\n", user_ns=names)  # noqa: T100 - see above
+    print(banner)
+    shell = InteractiveShellEmbed(config=config, banner1="", user_ns=names)  # noqa: T100 - see above
     shell.mainloop(local_ns=names)
     InteractiveShellEmbed.clear_instance()
 
