@@ -6,6 +6,7 @@ kept by reference until they are written; one that the training changes in place
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -119,6 +120,7 @@ class SnapshotLens:
         self.taken = 0
         self.off = ""
         """Why no snapshots are taken, if so."""
+        self._is_one_of_many = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
         word, _, number = settings.snapshots.partition(":")
         self._fixed = int(number) if word == "every" else None
         self._limit = settings.snapshot_bytes
@@ -340,6 +342,12 @@ class SnapshotLens:
             return False
         self.every = self._fixed or self._choose_period()
         left = self._last + self.every - step
+        if self._is_one_of_many and not self._fixed:
+            # A step of ranks is executed again from a state that all of them have: they agree without a word.
+            self.every = _SHORTEST * (1 << max(0, (self.every - 1) // _SHORTEST).bit_length())
+            left = -step % self.every
+            self._look_at = step + left - 1
+            return not left
         # What a step takes changes little by little: no need to ask before half of the way is gone.
         self._look_at = step + (left if self._fixed else left // 2) - 1
         return left <= 0
