@@ -133,11 +133,10 @@ class _Remote:
 
 
 def _connect(folder: Path, run: Run) -> socket.socket:
-    if run.state != "recording":
-        raise UsageError(
-            "this training has ended", where=str(run.path), next_step=f"look at it with: clew show {run.name}"
-        )
     if not (folder / FILE).exists():
+        if run.state != "recording":
+            next_step = f"look at it with: clew show {run.name}"
+            raise UsageError("this training has ended", where=str(run.path), next_step=next_step)
         raise UsageError(
             "this training does not listen",
             where=str(run.path),
