@@ -149,7 +149,7 @@ class Rest:
         for probe in (*self._structure, *self._others):
             if isinstance(probe, LooksAgain):
                 probe.look_again()
-        recorder.note("look", {"reason": reason})
+        recorder.note("changed-loop", {"reason": reason})
 
     # ---------------------------------------------------------------- a call unlike the others
 
