@@ -183,7 +183,7 @@ def test_broadcast_by_hand(judge, spelling):
     judged = judge(spelling)
     assert judged.ids == ["L05"], judged
     assert judged["L05"].step <= 2
-    assert judged["L05"].evidence["compared"] == 64 * 64
+    assert judged["L05"].evidence["comparisons"] == 64 * 64
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

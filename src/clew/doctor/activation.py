@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 
 _MANY_SAMPLES: Final = 256
+_OUTPUT: Final = (
+    "the model ends in a ReLU, so it cannot give a negative number, and what it gives now is 0 for every sample: take "
+    "the ReLU out of the last layer"
+)
 
 
 def _streaks(case: Case, forms: tuple[str, ...], share: Any) -> list[tuple[dict[str, Any], int]]:
@@ -59,6 +63,7 @@ def dead_relu(case: Case) -> Iterator[Found]:
         severity="error" if is_dead else "warning",
         title="" if is_dead else "most units of a ReLU never fire",
         evidence={name: note[name] for name in ("dead", "units", "batches", "samples")},
+        hint=_OUTPUT if note.get("is_output") else "",
     )
 
 

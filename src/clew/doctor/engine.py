@@ -167,7 +167,7 @@ _UNUSED: Final = {
     "note:compiled": "nothing was compiled",
     "note:label-order": "no class labels were seen in the order of training",
     "note:objective": "the loss is none whose best constant guess is known (classes, two classes, squares)",
-    "note:first-input": "no tensor was seen to go into the model",
+    "note:first-input": "no input goes straight into a linear, recurrent or convolutional layer",
 }
 """What a rule may need that a training simply does not have, in the words of its author."""
 

@@ -45,7 +45,7 @@ def parameter_not_optimized(case: Case) -> Iterator[Found]:
             site=note["parameters"][0],
             evidence={
                 "parameters": note["count"],
-                "optimized_of_this_model": note["held"],
+                "others_that_are_optimized": note["held"],
                 "model": note["model"],
             },
             source=made,
@@ -59,7 +59,7 @@ def parameter_not_optimized(case: Case) -> Iterator[Found]:
 
 def _tell_tensor(note: dict[str, Any]) -> Found:
     names = list_some(note["names"], note["count"])
-    get, them = ("gets", "it") if note["count"] == 1 else ("get", "them")
+    get, them = "gets" if note["count"] == 1 else "get", _them(note["count"])
     return Found(
         max(int(note["step"]) - note["steps"] + 1, 0),
         site=note["names"][0],
@@ -210,6 +210,7 @@ def _tell_quiet(note: dict[str, Any]) -> Found:
 
 def _tell_cut(note: dict[str, Any]) -> Found:
     between = f"between {note['before']} and {note['after']}" if note["after"] else f"behind {note['before']}"
+    get = "gets" if note["module_count"] == 1 else "get"
     cause = "it runs under no_grad" if note["without_grad"] else "look for detach, .data, .item() or numpy"
     return Found(
         int(note["step"]) - note["steps"] + 1,
@@ -220,7 +221,7 @@ def _tell_cut(note: dict[str, Any]) -> Found:
             "steps": note["steps"],
         },
         source=note["made"],
-        hint=f"{list_some(note['modules'], note['module_count'])} gets no gradient: {cause} {between}",
+        hint=f"{list_some(note['modules'], note['module_count'])} {get} no gradient: {cause} {between}",
     )
 
 
@@ -245,7 +246,15 @@ def unused_layer(case: Case) -> Iterator[Found]:
                 site=names[0],
                 evidence={"parameters_without_gradient": note["count"], "steps": note["steps"]},
                 source=note["made"],
-                hint=f"{list_some(names, count)} never takes part in the loss: remove it, or call it in forward "
-                "(under DistributedDataParallel it needs find_unused_parameters=True)",
+                hint=f"{list_some(names, count)} {_take_part(count)} in the loss: remove {_them(count)}, or use "
+                f"{_them(count)} in forward (DistributedDataParallel needs find_unused_parameters=True for this)",
             )
             return
+
+
+def _take_part(count: int) -> str:
+    return "never takes part" if count == 1 else "never take part"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"

@@ -68,7 +68,7 @@ def softmax_before_cross_entropy(case: Case) -> Iterator[Found]:
         word = term["above"].lower()
         yield Found(
             int(note["step"]),
-            evidence={"input_of_log_softmax": word, "classes": term["classes"], "losses": times},
+            evidence={"input": word, "classes": term["classes"], "losses": times},
             source=note["source"],
             hint=f"take the {word} out of the model: cross_entropy contains a log-softmax of its own",
         )
@@ -185,8 +185,8 @@ def loss_broadcast(case: Case) -> Iterator[Found]:
         yield Found(
             int(note["step"]),
             evidence={
-                "numbers_in": term["given"],
-                "compared": term["grown"],
+                "outputs": term["given"],
+                "comparisons": term["grown"],
                 "shape": shape,
                 "losses": times,
             },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from clew.doctor.loop_words import said_at
+from clew.doctor.loop_words import call_site, said_at
 from clew.doctor.rule import Found, rule
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def extreme_dropout(case: Case) -> Iterator[Found]:
             site=note["site"],
             evidence={"p": note["p"], "layers": len(notes)},
             source=note["source"],
-            hint=f"{note['site']} drops {note['p']:.0%}: p is the share that is dropped, not the share that is kept",
+            hint=f"{call_site(note['site'])} drops {note['p']:.0%}: p is the share that is dropped, not the one "
+            "that is kept",
         )
 
 
@@ -157,7 +158,8 @@ def batchnorm_tiny_batch(case: Case) -> Iterator[Found]:
             site=note["site"],
             evidence={"values_per_channel": note["values"], "calls": note["calls"], "of": note["of"]},
             source=note["source"],
-            hint=f"{note['site']} sees {note['values']} values per channel: use larger batches, GroupNorm or LayerNorm",
+            hint=f"{call_site(note['site'])} sees {note['values']} values per channel: use larger batches, GroupNorm "
+            "or LayerNorm",
         )
         return
     for note in case.noted("error"):

@@ -22,3 +22,8 @@ def list_some(names: Sequence[str], count: int) -> str:
     """Return the first few names and how many more there are."""
     more = count - len(names[:3])
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+
+
+def call_site(name: str) -> str:
+    """Return a site as one speaks of it: ``layer 1`` where the name is a number alone."""
+    return f"layer {name}" if name.replace(".", "").isdigit() else name

@@ -41,6 +41,8 @@ class Trouble(NamedTuple):
     is_born: bool = False
     """Whether a replay has seen the operation make it out of finite numbers."""
     evidence: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    given: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    """The operand that was bad before anything was computed with it."""
 
 
 def find_trouble(case: Case) -> Trouble | None:
@@ -102,6 +104,7 @@ def _from_verdict(verdict: dict[str, Any]) -> Trouble:
         is_born=bool(verdict.get("op")) and not any(given.get("nan") or given.get("inf") for given in inputs),
         is_half=is_inf and (any(given.get("dtype") in HALF for given in inputs) or _is_narrowed(verdict)),
         evidence=evidence,
+        given=next(iter(given_bad), {}),
     )
 
 
@@ -173,24 +176,45 @@ def nonfinite_batch(case: Case) -> Iterator[Found]:
     site = trouble.site
     if bad is not None:
         site = case.name(bad.site)
-        evidence |= {"nan": int(bad.values[STAT_INDEX["nan"]]), "of": int(bad.values[STAT_INDEX["count"]])}
-        evidence |= _locate(case, bad)
-    yield Found(trouble.step, site=site, evidence=evidence, source=trouble.source)
+        infinite = int(bad.values[STAT_INDEX["pos_inf"]] + bad.values[STAT_INDEX["neg_inf"]])
+        counts = {"nan": int(bad.values[STAT_INDEX["nan"]]), "inf": infinite}
+        evidence |= {name: count for name, count in counts.items() if count}
+        evidence["of"] = int(bad.values[STAT_INDEX["count"]])
+    elif trouble.given:
+        evidence |= {name: trouble.given[name] for name in ("nan", "inf") if trouble.given.get(name)}
+        evidence["shape"] = list(trouble.given.get("shape", ()))
+    place = _locate(case, bad, trouble)
+    yield Found(
+        trouble.step, site=site, evidence=evidence | place, source=trouble.source, hint=_advise(place)
+    )
 
 
-def _locate(case: Case, bad: BadRow) -> dict[str, Any]:
+def _locate(case: Case, bad: BadRow | None, trouble: Trouble) -> dict[str, Any]:
     """Return what is known of the batch: the sample in it, its place in the loader, the indices of its samples."""
     found: dict[str, Any] = {}
+    if "sample" in trouble.evidence:
+        found["samples"] = [trouble.evidence["sample"]]
     for note in case.noted("bad-batch"):
-        if note["step"] == bad.step:
+        if note["step"] == trouble.step:
             found["samples"] = note["samples"]
     for step, batch in case.batches:
-        if step == bad.step and batch.leaf == case.name(bad.site):
+        if step == trouble.step and (bad is None or batch.leaf == case.name(bad.site)):
             found["batch"] = batch.position if batch.position >= 0 else None
             found["indices"] = [
                 batch.indices[at] for at in found.get("samples", ()) if at < len(batch.indices)
             ]
     return {key: value for key, value in found.items() if value not in (None, [])}
+
+
+def _advise(place: dict[str, Any]) -> str:
+    """Return what to do, with the sample by name where it is known."""
+    if not place.get("samples"):
+        return ""
+    indices = place.get("indices")
+    named = f", item {indices[0]} of the data set" if indices else ""
+    return (
+        f"drop or impute sample {place['samples'][0]} of this batch{named}, and check the loader's transforms"
+    )
 
 
 @rule(

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from clew.model.finding import Diagnosis, Finding, NotChecked
 
+_IDS_IN_A_LINE = 6
+_LEADING = frozenset(("in", "at", "by", "on", "of", "from"))
+"""Words that lead to the value that follows them."""
+
 _CALLOUTS = {"info": "note", "warning": "warning", "error": "error"}
 
 
@@ -52,12 +56,24 @@ def _where(finding: Finding) -> str:
 
 def say_evidence(evidence: dict[str, Any]) -> str:
     """Return the numbers of a finding on one line."""
-    return ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in evidence.items())
+    told = [_say_one(name.replace("_", " "), value) for name, value in evidence.items()]
+    return ("; " if any(", " in each for each in told) else ", ").join(told)
+
+
+def _say_one(name: str, value: Any) -> str:
+    """Return ``units 32``, or ``optimizer: opt`` where words follow words."""
+    if isinstance(value, bool):
+        return f"{name}: {'yes' if value else 'no'}"
+    text = "×".join(map(str, value)) if name == "shape" and isinstance(value, list) else _value(value)
+    is_words = isinstance(value, str) and text[:1].isalpha() and name.rpartition(" ")[2] not in _LEADING
+    return f"{name}: {text}" if is_words else f"{name} {text}"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        return _value(value[0])
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
@@ -74,7 +90,11 @@ def _tell_unchecked(not_checked: Sequence[NotChecked]) -> list[Block]:
     reasons: dict[str, list[str]] = {}
     for each in not_checked:
         reasons.setdefault(each.why, []).append(each.id)
-    rows = tuple((" ".join(ids), Cell(why)) for why, ids in reasons.items())
+    rows = tuple(
+        (" ".join(ids[start : start + _IDS_IN_A_LINE]), Cell("" if start else why))
+        for why, ids in reasons.items()
+        for start in range(0, len(ids), _IDS_IN_A_LINE)
+    )
     return [Text(""), Text("not judged", tone="quiet"), KeyValues(rows)]
 
 

@@ -148,6 +148,8 @@ class AgainProbe:
 
     def _finish(self) -> None:
         """The recording ends: ask now if it was too short, and wait a little for the answer."""
+        if self.recorder.is_child():
+            return  # another copy of the process: the answer is not for it
         if not self._is_asked and self.recorder.step >= _FEWEST_STEPS:
             self._ask()
         if self._child:

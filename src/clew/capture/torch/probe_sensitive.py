@@ -12,14 +12,14 @@ _EXTREME: Final = 0.9
 
 
 def find_sensitive(module: torch.nn.Module, *, training: bool) -> list[str]:
-    """Return the parts of a model that its mode matters to and that are in the given mode, as ``name: Type``.
+    """Return the parts of a model that its mode matters to and that are in the given mode, as ``Type (name)``.
 
     Batch normalisation whose weights are frozen is meant to stand still and does not count.
     """
     found = []
     for path, part in module.named_modules():
         if part.training == training and _is_sensitive(part):
-            found.append(f"{path or 'model'}: {type(part).__name__}")
+            found.append(f"{type(part).__name__} ({path or 'model'})")
     return found
 
 

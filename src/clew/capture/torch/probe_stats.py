@@ -50,6 +50,8 @@ class _Activation:
         self.batches = 0
         self.samples = 0
         self.units = 0
+        self.is_output = False
+        """Whether a model ends in it."""
         self.silent: torch.Tensor | None = None
         """The units that have given nothing but zeros in this block; None before its first batch."""
         self.shares: list[float] = []
@@ -96,7 +98,7 @@ class StatsProbe:
         self.recorder = recorder
         self._activations: dict[tuple[str, int], _Activation] = {}
         self._outputs: dict[str, _Outputs] = {}
-        self._seen: set[int] = set()
+        self._seen: dict[int, _Activation] = {}
         self._serial = -1
         self._troubled = -1
         self._row = Rows(capacity=1)
@@ -119,6 +121,9 @@ class StatsProbe:
         if _is_plain(output) and output.grad_fn is not None and output.dim() > 1:
             self._see_output(call.entry.name, output)
         if call.is_root and module.training:
+            last = self._seen.get(output.data_ptr()) if _is_plain(output) else None
+            if last is not None:
+                last.is_output = True
             self._see_root(call)
 
     def _see_trouble(self, _kind: str, _name: str) -> None:
@@ -184,9 +189,9 @@ class StatsProbe:
         address = tensor.data_ptr()
         if address in self._seen or not tensor.numel() or not 0 <= units < tensor.dim():
             return
-        self._seen.add(address)
         # One module may serve several layers: their numbers of units tell them apart.
         activation = self._activations.setdefault((site, tensor.shape[units]), _Activation("relu"))
+        self._seen[address] = activation
         with torch.no_grad():
             activation.see_units(tensor.detach(), units)
         self._count(site, activation, tensor.numel() // tensor.shape[units])
@@ -209,6 +214,7 @@ class StatsProbe:
             {
                 "site": site,
                 "form": activation.form,
+                "is_output": activation.is_output,
                 "batches": activation.batches,
                 "samples": activation.samples,
                 "units": activation.units,
