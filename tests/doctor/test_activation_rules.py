@@ -306,6 +306,8 @@ def test_a_dead_output_behind_a_shared_relu(judge, offset):
 
     judged = judge(train)
     assert judged.ids == (["M11"] if offset < 0 else []), judged
+    if judged.ids:
+        assert "the model ends in a ReLU" in judged["M11"].hint
 
 
 def test_layers_that_are_given_one_sample_without_a_batch(judge, capsys):

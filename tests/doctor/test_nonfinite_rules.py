@@ -65,6 +65,26 @@ def test_the_bad_sample_is_named(judge):
     assert finding.step == 4
     assert finding.evidence["samples"] == [6]
     assert finding.evidence["indices"] == [70]
+    assert "sample 6 of this batch, item 70 of the data set" in finding.hint
+
+
+def test_the_bad_target_of_a_loader_is_named(judge):
+    def train():
+        x, _ = blobs(128)
+        y = x.sum(1)
+        y[70] = INF
+        samples = [{"given": {"x": a}, "wanted": b} for a, b in zip(x, y, strict=True)]
+        model = mlp(classes=1)
+        optimizer = torch.optim.Adam(model.parameters())
+        for batch in torch.utils.data.DataLoader(samples, batch_size=16):
+            optimizer.zero_grad()
+            (model(batch["given"]["x"])[:, 0] - batch["wanted"]).abs().mean().backward()
+            optimizer.step()
+
+    judged = judge(train, snapshots="auto")
+    assert judged.ids == ["D01"], judged
+    assert judged["D01"].evidence["samples"] == [6]
+    assert judged["D01"].evidence["indices"] == [70]
 
 
 def attention(mask_value):

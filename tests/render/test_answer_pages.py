@@ -32,6 +32,7 @@ def test_a_diagnosis(golden):
         ("N01", "D06", "M20"),
         (
             *(NotChecked(f"X0{number}", "the run has one rank") for number in range(1, 7)),
+            *(NotChecked(f"O{number:02}", "no optimizer was seen to step") for number in range(1, 14)),
             NotChecked("V01", "fewer than four validation losses were seen; log them as val_loss"),
         ),
     )
