@@ -345,6 +345,23 @@ def test_where_native_stacks_cannot_be_had_the_record_says_so(tmp_path, monkeypa
     assert not (tmp_path / "crash.txt").exists()
 
 
+@needs_native
+@pytest.mark.usefixtures("without_faulthandler")
+def test_a_recording_inside_another_leaves_crashes_to_the_other(tmp_path):
+    outer = CrashWatch(tmp_path, hang_seconds=None, tell=print)
+    outer.start()
+    (tmp_path / "inner").mkdir()
+    inner = CrashWatch(tmp_path / "inner", hang_seconds=None, tell=print)
+    inner.start()
+    assert (inner.number, outer.number) == (None, signal.SIGUSR1)
+    inner.stop()
+    assert faulthandler.is_enabled()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert "test_a_recording_inside" in (tmp_path / "crash.txt").read_text()
+    outer.stop()
+    assert _stacks.owner(signal.SIGSEGV) == ""
+
+
 def test_a_stop_on_purpose_is_no_hang(tmp_path):
     told = []
     watch = CrashWatch(tmp_path, hang_seconds=0.2, tell=told.append)

@@ -65,7 +65,7 @@ class CrashWatch:
         if not is_theirs:
             self._enable = faulthandler.enable
             faulthandler.enable = self._give_way
-        if _SIGNAL is not None and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+        if _SIGNAL is not None and self._signals.is_active and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
             faulthandler.register(_SIGNAL, self._file, all_threads=True, chain=False)
             self.number = _SIGNAL
             self._family = Family(self.path, self._file.fileno(), _SIGNAL)

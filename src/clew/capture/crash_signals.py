@@ -35,9 +35,16 @@ class FatalSignals:
         self._is_ours = False
         self._native = _load_native()
 
+    @property
+    def is_active(self) -> bool:
+        """Whether fatal signals are this one's business; those of a recording inside another are the other's."""
+        return _active is self
+
     def start(self) -> None:
         """Begin: native stacks below Python's, or above those of a faulthandler that is the script's own."""
         global _active
+        if _active is not None:
+            return
         _active = self
         is_theirs = faulthandler.is_enabled()
         for number in FATAL if self._native is not None else ():
@@ -58,6 +65,8 @@ class FatalSignals:
     def stop(self) -> None:
         """Leave everything as it was found, and what the script has changed meanwhile as it is."""
         global _active
+        if not self.is_active:
+            return
         _active = None
         if self._is_ours:
             self._call("disable", faulthandler.disable)

@@ -37,7 +37,8 @@ class WorkerStacks:
         """Begin with the next worker that is started; a loop of somebody else's is left alone."""
         global _original
         loop = worker._worker_loop
-        if not self._watch.is_on or (loop.__module__, loop.__qualname__) != (worker.__name__, "_worker_loop"):
+        origin = getattr(loop, "__module__", ""), getattr(loop, "__qualname__", "")
+        if not self._watch.is_on or origin != (worker.__name__, "_worker_loop"):
             return
         _original = loop
         entry = functools.partial(enter_worker, str(self._watch.path), self._watch.number)
