@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
 
 _LOOK_STEPS: Final = 8
+_MOST_PASSES: Final = 128
+"""Passes after which optimizers that have not stepped so often are not waited for."""
+
+_MOST_INPUTS: Final = 32
 _SIGHTINGS: Final = 3
 _FRAMES: Final = 4
 _GLANCE: Final = 8
@@ -67,6 +71,7 @@ class DiscardProbe:
         self._inputs: list[Any] = []
         self._is_followed = False
         self._clips = 0
+        self._passes = 0
         self._cleared_at = ""
         self._is_told = False
         self._is_active = True
@@ -84,12 +89,15 @@ class DiscardProbe:
         """Follow the next steps of every optimizer."""
         for state in self._states.values():
             state.steps = state.wrong = 0
+        self._passes = 0
         self._is_active = not self._is_told
 
     # ---------------------------------------------------------------- what happens
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
         if not self._is_active or not torch.is_grad_enabled() or self.recorder.in_backward:
+            return
+        if len(self._inputs) >= _MOST_INPUTS:
             return
         if (
             next(module.parameters(), None) is None
@@ -112,6 +120,7 @@ class DiscardProbe:
             else:
                 self._see_end(state, state.parameter)
         if not begins:
+            self._passes += 1
             self._inputs.clear()
             self._is_followed, self._clips = False, 0
 
@@ -155,7 +164,8 @@ class DiscardProbe:
         for state in self._states.values():
             state.waiting, state.discarded = [], []
         self._cleared_at = ""
-        self._is_active = not self._is_told and any(s.steps < _LOOK_STEPS for s in self._states.values())
+        is_waiting = self._passes < _MOST_PASSES and any(s.steps < _LOOK_STEPS for s in self._states.values())
+        self._is_active = is_waiting and not self._is_told
 
     # ---------------------------------------------------------------- what is wrong
 
