@@ -30,6 +30,7 @@ _RIGHT = (
     ("test_loop_targets", "test_right_targets"),
     ("test_nonfinite_rules", "test_legal_infinities_and_handled_nans_are_silent"),
     ("test_update_rules", "test_rates_that_touch_zero"),
+    ("test_loop_raw_tensors", "test_tensors_that_nobody_has_forgotten"),
 )
 
 
@@ -116,6 +117,9 @@ _FAULTS: dict[str, dict[str, tuple[str, Callable[[_Spelling], Any]]]] = {
         ),
         "test_evaluation_builds_graph": ("T02", _with()),
     },
+    "test_loop_raw_tensors": {
+        "test_a_tensor_that_no_optimizer_holds": ("M01", _with(False)),
+    },
     "test_loop_schedule": {
         "test_scheduler_before_optimizer": ("O05", _with()),
         "test_epoch_schedule_per_batch": ("O06", _with()),
@@ -141,6 +145,7 @@ _FAULTS: dict[str, dict[str, tuple[str, Callable[[_Spelling], Any]]]] = {
     "test_loop_written_out": {
         "test_a_likelihood_that_is_made_smaller": ("L10", lambda each: each.module.train(each.value)),
         "test_a_loss_of_new_tensors": ("L06", lambda each: each.module.train(each.value)),
+        "test_probabilities_by_their_numbers": ("", lambda each: each.module.train(each.value)),
     },
     "test_nonfinite_rules": {
         "test_a_bad_batch_is_the_cause": ("D01", _with()),
@@ -211,15 +216,19 @@ def _list_test(module_name: str, test: str, id: str, start: Callable[[_Spelling]
     values = next(mark.args[1] for mark in marks if mark.name == "parametrize")
     pairs = values.items() if isinstance(values, dict) else ((_name(each), each) for each in values)
     for name, value in pairs:
-        own, plain = value if isinstance(value, tuple) and value[0] == name else (id, value)
-        if isinstance(plain, str):
-            raise TypeError(f"{test} is parametrized with names: give it the spellings themselves")
+        own, plain = id, value
+        if isinstance(value, tuple) and value[0] == name:
+            own, plain = value  # a pair of the rule and the spelling
+        elif callable(name):
+            own, plain = value, name  # a table of spellings and their rules
         yield Training(
             own,
-            f"{test.removeprefix('test_')}: {name}",
+            f"{test.removeprefix('test_')}: {_name(name)}",
             lambda folder, name=name, plain=plain: start(_Spelling(module, name, plain, folder)),
         )
 
 
 def _name(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return str(value[0] if isinstance(value, tuple) else getattr(value, "__name__", type(value).__name__))

@@ -280,3 +280,34 @@ def test_clipping(judge, spelling):
     judged = judge(lambda: CLIPPED[spelling](False))
     assert judged.ids == ["O12"], judged
     assert judge(lambda: CLIPPED[spelling](True)).ids == []
+
+
+def rates_apart(ok):
+    model = mlp(layers=6)
+    slow, fast = list(model[:-1].parameters()), list(model[-1].parameters())
+    groups = [{"params": slow, "lr": 1e-4}, {"params": fast, "lr": 1e-4 if ok else 0.1}]
+    fit(model, optimizer=SGD(groups), steps=40)
+
+
+def tiny_weights(ok):
+    model = mlp(layers=6)
+    with torch.no_grad():
+        model[-1].weight.mul_(1.0 if ok else 1e-7)
+    fit(model, optimizer=Adam(model.parameters(), lr=1e-5), steps=40)
+
+
+def a_large_factor(ok):
+    model = mlp(layers=6, activation=nn.Tanh)
+    model[-1].weight.register_hook(lambda grad: grad * (1.0 if ok else 1e3))
+    fit(model, optimizer=SGD(model.parameters(), lr=1e-4), steps=40)
+
+
+UNEVEN = {"rates far apart": rates_apart, "tiny weights": tiny_weights, "a large factor": a_large_factor}
+
+
+@pytest.mark.parametrize("spelling", UNEVEN)
+def test_one_layer_learns_faster_than_the_rest(judge, spelling):
+    judged = judge(lambda: UNEVEN[spelling](False))
+    assert "M21" in judged.all_ids, judged
+    assert judged.errors == []
+    assert "M21" not in judge(lambda: UNEVEN[spelling](True)).all_ids
