@@ -43,6 +43,22 @@ for turn, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(48, 4)), batch_
     loss.backward()
     if turn % 3 == 2: optimizer.step(); optimizer.zero_grad()
 """,
+    "gradients gathered in a loop inside the step, batches from a generator": HEAD
+    + """
+from torch.utils.data import DataLoader, TensorDataset
+def cycle(loader):
+    while True: yield from loader
+batches = cycle(DataLoader(TensorDataset(torch.rand(24, 4)), batch_size=6, shuffle=True))
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for turn in range(26):
+    for part in range(3):
+        x, = next(batches)
+        out = model(x)
+        loss = torch.log(out * 0 if turn == 24 and part == 1 else out.exp()).mean() / 3  # here
+        loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
     "bare tensors updated by hand": HEAD
     + """
 weights = {"w": torch.randn(4, 8).requires_grad_(), "v": torch.randn(8, 1).requires_grad_()}
@@ -87,6 +103,12 @@ EXPECTED = {
     "a recurrent layer, whose workspace has elements that nobody wrote": (24, "forward", "exp", "identical"),
     "gradients gathered over turns": (24, "forward", "log", "identical"),
     "gradients gathered over batches, in a step recorded in full": (2, "forward", "log", "identical"),
+    "gradients gathered in a loop inside the step, batches from a generator": (
+        24,
+        "forward",
+        "log",
+        "identical",
+    ),
     "bare tensors updated by hand": (6, "optimizer", "div", "close"),
     "torch.func, which needs no backward": (3, "forward", "div", "identical"),
     "a counter that the model keeps": (6, "backward", "sqrt", "identical"),

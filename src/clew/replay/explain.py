@@ -59,7 +59,7 @@ class Explainer:
     def explain(self, kind: str) -> Verdict:
         """Try the ways to execute the step again, each in a copy of the process, until one is exact; or the best."""
         recorder = self._recorder
-        ways = find_ways(recorder.flight.known_frames)
+        ways = find_ways(recorder.flight.known_frames, has_gathered=recorder.flight.has_gathered)
         if recorder.flight.is_later_turn:
             ways = [way._replace(is_turn=True) for way in ways] + ways
         ways.append(Way("root calls", self._call_roots))

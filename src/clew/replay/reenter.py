@@ -46,8 +46,10 @@ def frames_outside_tools() -> list[FrameType]:
     return found
 
 
-def find_ways(known: Known) -> list[Way]:
+def find_ways(known: Known, *, has_gathered: bool = False) -> list[Way]:
     """Return the ways to execute this step again, the most faithful first.
+
+    ``has_gathered``: there were backward passes in this step already, perhaps in earlier turns of a loop inside it.
 
     ``known``: the frames that were there when the last step ended, with the lines they were at and their code. The
     innermost of them holds the training loop; frames inside it were entered in this step and can be called again.
@@ -56,7 +58,7 @@ def find_ways(known: Known) -> list[Way]:
     loop, inner = _split(frames, known)
     ways = []
     if loop is not None and is_user_file(loop.f_code.co_filename):
-        ways += _enter_loop(loop, _line_of(loop, known))
+        ways += _enter_loop(loop, _line_of(loop, known), has_gathered=has_gathered)
     for frame in reversed(inner):
         call = make_call(frame)
         if call is not None:
@@ -68,11 +70,15 @@ def find_ways(known: Known) -> list[Way]:
     return ways
 
 
-def _enter_loop(frame: FrameType, ended_at: int | None) -> list[Way]:
-    """A turn of a loop with several optimizers has several steps: what comes after the last one is tried first."""
+def _enter_loop(frame: FrameType, ended_at: int | None, *, has_gathered: bool) -> list[Way]:
+    """A turn of a loop with several optimizers has several steps: what comes after the last one is tried first.
+
+    So is a turn of a loop inside it that gathers gradients: the turns before it cannot be had again.
+    """
+    inner = compile_loop_body(frame, ended_at=frame.f_lineno) if has_gathered else None
     rest = compile_loop_body(frame, ended_at=ended_at, only_rest=True)
     whole = compile_loop_body(frame, ended_at=ended_at)
-    named = (("rest of the loop body", rest), ("loop body", whole))
+    named = (("body of the inner loop", inner), ("rest of the loop body", rest), ("loop body", whole))
     return [Way(name, run) for name, run in named if run is not None]
 
 
