@@ -93,12 +93,13 @@ class Rest:
         self._resting, self._resting_structure, self._calm = [], [], 0
         self._is_past_structure = False
         self.recorder.sentinel = self._see_root
-        self.events.signature, self.events.on_ended = self.signature, self._see_ended
         self.signature.begin()
+        self.events.on_ended = self._see_ended
         patches.on_undo(self._leave)
         patches.on_undo(register_module_module_registration_hook(self._see_part).remove)
         patches.on_undo(register_module_parameter_registration_hook(self._see_part).remove)
         patches.listen(self.recorder.on_each_loss, self._listener)
+        self._switch()
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.events.on_made, self._see_made)
         patches.listen(self.events.on_stepped, self._see_stepped)
@@ -127,12 +128,16 @@ class Rest:
         if signature.reason:
             self.events.tell(self._at_change)
         if signature.end_step():
-            self.events.signature = signature if signature.is_on else None
-            listeners = self.recorder.on_each_loss
-            if signature.is_on:
-                listeners.append(self._listener)
-            elif self._listener in listeners:
-                listeners.remove(self._listener)
+            self._switch()
+
+    def _switch(self) -> None:
+        """Have the signature told of what happens, or not."""
+        is_on, listeners = self.signature.is_on, self.recorder.on_each_loss
+        self.events.signature = self.signature if is_on else None
+        if not is_on and self._listener in listeners:
+            listeners.remove(self._listener)
+        elif is_on and self._listener not in listeners:
+            listeners.append(self._listener)
 
     def _look_again(self) -> None:
         """All probes look as at the start; an optimizer has just stepped, so that none sees half a step."""

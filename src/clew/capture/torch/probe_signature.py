@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -100,7 +101,7 @@ class Signature:
         self.batch = 0
         """The first dimension of what the last model gave."""
         self._steps = 0
-        self._turn = self._next_turn = 0
+        self._turn, self._next_turn = _ATTENTIVE_STEPS, 1
         self._turns = 0
         self._looks = 0
         self._learns_until = _SETTLING
@@ -118,9 +119,11 @@ class Signature:
         self._has_failed = False
 
     def begin(self) -> None:
-        """The recording begins or goes on."""
-        self.is_on, self.reason = True, ""
-        self._turn, self._next_turn = _ATTENTIVE_STEPS, 1
+        """The recording begins, or goes on: what has happened meanwhile is no part of a step."""
+        self._begin_turn()
+        for held in self._held.values():
+            for followed in chain.from_iterable(held.parts):
+                followed.at = -1
 
     def begin_look(self) -> None:
         """All probes look again: what comes now is known, and a loop that changes all the time is used to change."""
@@ -146,13 +149,16 @@ class Signature:
         self.is_on = not self.is_on
         if self.is_on:
             self._turn, self._next_turn = self._next_turn, 1
-            self._last, self._number = STEP, torch._C._autograd._get_sequence_nr()
+            self._begin_turn()
         else:
             factor, modulus = _GAP_SPREAD
             grown = min(self._turns, _GAP_GROWTH)
             self._turn = _SHORTEST_GAP + self._turns * factor % modulus + grown
             self._turns += 1
         return True
+
+    def _begin_turn(self) -> None:
+        self._last, self._number = STEP, torch._C._autograd._get_sequence_nr()
 
     def notice(self, reason: str) -> bool:
         """Take something new; return whether it is known from now on, or comes too soon after the last change."""
