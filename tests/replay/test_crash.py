@@ -20,6 +20,7 @@ from clew.capture.crash_family import Family
 from clew.capture.crash_native import write_native_stacks
 from clew.cli import main
 from clew.store.crash import read_crash
+from clew.views import crash_card
 from zygote import Job
 
 _stacks = crash_signals._load_native()
@@ -142,6 +143,16 @@ def test_handlers_of_the_script_and_its_children_are_respected(run_script):
     done, crash = run_script(text)
     assert (done.code, done.stdout) == (3, "mine\n"), done.stderr
     assert "signal 6" not in crash.read_text()
+
+
+def test_native_frames_are_named_up_to_where_python_called_them():
+    text = (
+        "Native thread 7 (python), the one that failed:\n"
+        "/x/libtorch_cpu.so(_ZN2at6native4reluERKNS_6TensorE+0x1f)[0x7f]\n/x/mine.so(+0x12)[0x7f]\n"
+        "/x/mine.so(+0x12)[0x7f]\n/x/libpython3.11.so(PyObject_Call+0x1)[0x7f]\n/x/libc.so.6(f)[0x7f]\n"
+    )
+    shown = [block.text.strip() for block in crash_card._show_native(text)]
+    assert shown == ["native:", "at::native::relu in libtorch_cpu.so", "mine.so +0x12"]
 
 
 def test_a_killed_process_says_how_far_it_came(run_script, tmp_path, capsys):

@@ -178,6 +178,21 @@ def test_goto_by_site_operation_and_phase(debugger):
     assert "no operation of 'nowhere'" in ask(debugger, "goto nowhere")["what"]
     assert "nothing bad" in ask(debugger, "goto bad")["what"]
     assert "operations 0 to" in ask(debugger, "goto 99999")["what"]
+    assert ask(debugger, "goto nrom")["next"] == "did you mean 'norm'?"
+    assert "nothing in this step is there; did you mean 'norm'?" in ask(debugger, "break nrom")["text"]
+
+
+def test_a_name_q_is_not_taken_for_quit(debugger):
+    assert ask(debugger, "q = 3", "q")["what"] == "'q' is a name here, and short for quit"
+    assert ask(debugger, "print q")["values"][0]["text"] == "3"
+    assert debugger.execute("quit").resume == "quit"
+
+
+def test_a_value_is_told_before_what_was_typed_is_undone(debugger):
+    ask(debugger, "goto mul")
+    before = ask(debugger, "out")["values"][0]["facts"]["stats"]["max"]
+    assert ask(debugger, "out.zero_()")["values"][0]["facts"]["stats"]["max"] == 0
+    assert ask(debugger, "out")["values"][0]["facts"]["stats"]["max"] == before
 
 
 def test_breakpoints_with_conditions_stop_where_they_hold(debugger):
@@ -194,7 +209,9 @@ def test_breakpoints_with_conditions_stop_where_they_hold(debugger):
 
 def test_a_watched_expression_stops_where_it_changes(debugger):
     ask(debugger, "watch site")
-    assert ask(debugger, "continue")["site"] != "fc"
+    reply = ask(debugger, "continue")
+    assert reply["site"] != "fc"
+    assert reply["notes"][0] == "site changed from 'fc' to ''"
     assert "is no Python" in ask(debugger, "watch out..")["what"]
 
 

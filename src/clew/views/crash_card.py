@@ -23,7 +23,7 @@ _NATIVE: Final = re.compile(r"^Native thread .*, the one that failed:\n((?:.+\n?
 _NEXT: Final = re.compile(
     r"^(?:Native stacks of process|native stacks|process \d+, started by)", re.MULTILINE
 )
-_FRAME: Final = re.compile(r"^(.*?)\((.*?)(?:\+0x[0-9a-f]+)?\)\s*\[0x[0-9a-f]+\]$")
+_FRAME: Final = re.compile(r"^(.*?)\((.*?)(\+0x[0-9a-f]+)?\)\s*\[0x[0-9a-f]+\]$")
 _MANGLED_PART: Final = re.compile(r"(\d+)")
 
 
@@ -87,7 +87,7 @@ def _name_frames(text: str) -> Iterator[str]:
         file, name = Path(found[1]).name, _demangle(found[2])
         if name.startswith(("_Py", "Py")) or file.startswith("libpython"):
             return
-        frame = f"{name} in {file}" if name else file
+        frame = f"{name} in {file}" if name else f"{file} {found[3] or ''}".rstrip()
         if frame != last:
             yield frame
         last = frame
