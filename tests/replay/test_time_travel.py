@@ -182,6 +182,11 @@ def test_goto_by_site_operation_and_phase(debugger):
     assert "nothing in this step is there; did you mean 'norm'?" in ask(debugger, "break nrom")["text"]
 
 
+def test_going_further_than_there_is_ends_at_the_edge(debugger):
+    assert ask(debugger, "goto 3", "back 1000")["title"].startswith("0 of ")
+    assert ask(debugger, "back 2")["what"] == "this is the first operation of the step"
+
+
 def test_a_name_q_is_not_taken_for_quit(debugger):
     assert ask(debugger, "q = 3", "q")["what"] == "'q' is a name here, and short for quit"
     assert ask(debugger, "print q")["values"][0]["text"] == "3"

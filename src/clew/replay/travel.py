@@ -120,10 +120,19 @@ class Travel:
         elif how == "continue":
             return self._continue()
         else:
-            count = _count(words)
-            for _ in range(count):
-                self.at = self._neighbour(how)
+            self._go(how, _count(words))
         return Reply("place")
+
+    def _go(self, how: str, count: int) -> None:
+        """Go so many times, or as far as there is something to go to."""
+        start = self.at
+        for _ in range(count):
+            try:
+                self.at = self._neighbour(how)
+            except UsageError:
+                if self.at == start:
+                    raise
+                return
 
     def _neighbour(self, how: str) -> int:
         operations, here = self.timeline.operations, self.operation
