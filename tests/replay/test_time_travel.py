@@ -216,7 +216,7 @@ def test_a_watched_expression_stops_where_it_changes(debugger):
     ask(debugger, "watch site")
     reply = ask(debugger, "continue")
     assert reply["site"] != "fc"
-    assert reply["notes"][0] == "site changed from 'fc' to ''"
+    assert reply["notes"][0].startswith("site changed from 'fc' to ")
     assert "is no Python" in ask(debugger, "watch out..")["what"]
 
 
