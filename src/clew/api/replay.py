@@ -180,7 +180,11 @@ def _plan_jump(run: Run, step: int, rank: int, *, way: str, at: int, reasons: li
 def _choose_snapshots(
     snapshots: list[StoredSnapshot], step: int, full: frozenset[int]
 ) -> list[StoredSnapshot]:
-    """Return the snapshots to try: first one from which steps can be compared on the way, then the nearest."""
+    """Return the snapshots to try: first one from which steps can be compared on the way, then the nearest.
+
+    One that was taken in the middle of a step, when something went bad, lacks what the loop held when it began; then
+    the last one from between two steps is tried as well.
+    """
     before = [each for each in snapshots if 0 < each.step <= step]
     nearest = before[-1:]
     telling = [
@@ -188,7 +192,8 @@ def _choose_snapshots(
         for each in before
         if step - each.step <= _FAR and any(each.step <= number < step for number in full)
     ]
-    return list(dict.fromkeys([*telling[-1:], *nearest]))
+    whole = [each for each in before[-2:] if "names" in each.read_state()]
+    return list(dict.fromkeys([*telling[-1:], *nearest, *whole[-1:]]))
 
 
 def _say_given_up(answer: dict[str, Any]) -> str:
