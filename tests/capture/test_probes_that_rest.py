@@ -47,3 +47,29 @@ def test_weights_that_were_kept_long_ago_are_known_again(tmp_path):
         torch.save(kept, tmp_path / "weights.pt")
     (note,) = clew.open_run(run.path).notes("stale-checkpoint")
     assert (note["problem"], note["from"], note["behind"]) == ("an earlier state", 319, 9)
+
+
+def test_a_loop_that_changes_is_looked_at_again(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with clew.watch(out=str(tmp_path), name="run", budget="0.01%", snapshots="off") as run:
+        train(model, optimizer, 40)
+        model.append(nn.Linear(2, 2))
+        train(model, optimizer, 12)
+    assert not torch.nn.modules.module._global_module_registration_hooks
+    opened = clew.open_run(run.path)
+    assert not opened.faults()
+    assert [(note["step"], note["reason"]) for note in opened.notes("changed-loop")] == [(40, "model")]
+    assert {41, 42, 43, 44, 45, 46} <= set(opened.series("2", "output", "mean").steps.tolist())
+
+
+def test_every_nth_step_stays_every_nth_when_a_loop_changes(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with clew.watch(out=str(tmp_path), name="run", every=10, warmup=0, snapshots="off") as run:
+        train(model, optimizer, 40)
+        model.append(nn.Linear(2, 2))
+        train(model, optimizer, 20)
+    opened = clew.open_run(run.path)
+    assert opened.notes("changed-loop")
+    assert opened.series("0", "output", "mean").steps.tolist() == [0, 10, 20, 30, 40, 50]
