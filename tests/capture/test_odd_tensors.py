@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 import clew
 
@@ -70,6 +71,15 @@ def test_sharded_parameters_are_measured_by_the_part_that_is_here(tmp_path, one_
     record = clew.open_run(run.path)
     assert record.faults() == []
     assert len(record.series("weight", "update", "l2").steps) == 3
+
+
+def test_distributed_batches_are_looked_at_by_the_part_that_is_here(tmp_path, one_rank):
+    model = distribute_module(torch.nn.Linear(4, 3), one_rank)
+    labels = distribute_tensor(torch.arange(6) % 3, one_rank, [Shard(0)])
+    batches = [distribute_tensor(torch.randn(6, 4), one_rank, [Shard(0)]) for _ in range(6)]
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        train(model, batches, lambda out: torch.nn.functional.cross_entropy(out, labels))
+    assert clew.open_run(run.path).faults() == []
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.torch.glance import glance
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import local_part, walk
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.saved import walk_nodes
 
@@ -231,7 +231,7 @@ class DataProbe:
         for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
             if node.name() in _LABELLED and self.saved.may_read(node):
                 try:
-                    targets = node._saved_target.detach()
+                    targets = local_part(node._saved_target).detach()
                 except RuntimeError:  # freed by an earlier backward
                     return []
                 if targets.dim() == 1 or (targets.dim() == 2 and targets.shape[1] == 1):
