@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import local_part, walk
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_events import find_line
 
@@ -107,7 +107,8 @@ class DiscardProbe:
         given = next((leaf for _, leaf in walk((args, kwargs))), None)
         if given is not None:
             self._is_followed = self._is_followed or given.requires_grad
-            self._inputs.append((given.shape, _sum(given), *_glance(given)))
+            held = local_part(given)
+            self._inputs.append((held.shape, _sum(held), *_glance(held)))
 
     def _see_pass(self, begins: bool) -> None:
         if not self._is_active:

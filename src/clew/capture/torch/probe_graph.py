@@ -98,7 +98,7 @@ def has_logarithm(node: Any, *, most: int = 24, deepest: int = 6) -> bool:
 def shape_of(node: Any, number: int = 0) -> tuple[int, ...] | None:
     """Return the shape of a node's result, or None where autograd does not know it."""
     metadata = node._input_metadata
-    if metadata is None or number >= len(metadata):
+    if metadata is None or number >= len(metadata) or metadata[number].is_nested_tensor:
         return None
     return tuple(metadata[number].shape)
 
