@@ -1,5 +1,6 @@
 """A generated test fails on the fault, passes when the marked line is mended, and holds no more data than it needs."""
 
+import ast
 import runpy
 import sys
 
@@ -118,6 +119,16 @@ def run_test(path):
             del sys.modules[name]
 
 
+def imports_of(file):
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
+    names = [getattr(node, "module", None) or alias.name for node in nodes for alias in node.names]
+    return {name.partition(".")[0] for name in names}
+
+
 def write(tmp_path, *options):
     target = tmp_path / "tests" / "test_nan.py"
     code = main(["repro", str(tmp_path / "runs" / "run"), "-o", str(target), *options])
@@ -138,6 +149,7 @@ def test_fails_on_the_fault_and_passes_when_the_line_is_mended(script, samples, 
     assert f"the data: {samples} of 8 samples that went into" in said.err
     assert f"{samples} of 8 samples" in target.read_text(), "the warning stands in the test, too"
     assert "# HERE" in target.read_text()
+    assert imports_of(target) <= {*sys.stdlib_module_names, "torch", "safetensors"}
     tensors = load_file(target.with_suffix(".safetensors"))
     given = [tensor for name, tensor in tensors.items() if name.startswith("input.args")]
     assert [tensor.shape[0] for tensor in given] == [samples]

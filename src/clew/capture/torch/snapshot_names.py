@@ -71,7 +71,9 @@ def _is_of_user(code: CodeType) -> bool:
 def _has_generators(names: dict[str, Any]) -> bool:
     """Return whether a module has functions that yield, or classes with such methods."""
     things = list(names.values())
-    inner = [part for thing in things if isinstance(thing, type) for part in vars(thing).values()]
+    # type(), not isinstance: a proxy may answer for its target, and loading that would be our doing.
+    kinds = [thing for thing in things if issubclass(type(thing), type)]
+    inner = [part for kind in kinds for part in vars(kind).values()]
     return any(
         type(part) is FunctionType and bool(part.__code__.co_flags & _YIELDS) for part in [*things, *inner]
     )
