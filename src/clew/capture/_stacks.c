@@ -267,14 +267,21 @@ static int index_of(int number)
     return -1;
 }
 
+static void end_plainly(int number)
+{
+    struct sigaction plain;
+    memset(&plain, 0, sizeof plain);
+    plain.sa_handler = SIG_DFL;
+    sigaction(number, &plain, NULL);
+    raise(number);
+}
+
 /* End as the process would have ended without us. */
 static void pass_on(int number)
 {
-    struct sigaction plain;
     int at = index_of(number);
-    memset(&plain, 0, sizeof plain);
-    plain.sa_handler = SIG_DFL;
-    sigaction(number, at >= 0 ? &before[at] : &plain, NULL);
+    if (at >= 0)
+        sigaction(number, &before[at], NULL);
     raise(number);
 }
 
@@ -304,11 +311,15 @@ static void write_stacks(int number)
     static void *frames[MOST_FRAMES];
     long me = this_thread(), nobody = 0;
     int kept = errno;
+    if (file < 0) { /* disarmed, but another handler still passes signals on to this one */
+        pass_on(number);
+        return;
+    }
     if (!atomic_compare_exchange_strong(&dying_thread, &nobody, me)) {
         if (nobody != me) /* another thread dies at the same time, and writes: it ends the process */
             for (int i = 0; i < WHOLE_SECONDS; i++)
                 sleep(1);
-        pass_on(number);
+        end_plainly(number); /* it failed while writing, or handlers pass the signal round in a circle */
         return;
     }
     atomic_store(&dying_signal, number);
