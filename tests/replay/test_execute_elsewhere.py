@@ -12,10 +12,12 @@ import clew
 from clew.api.replay import check_command, execute_again
 from clew.api.script import execute, load_script
 from clew.api.why import why
+from clew.capture.torch.snapshot import SnapshotLens
 from clew.cli import main
 from clew.errors import UsageError
 from clew.replay.fork import rest_openmp
 from clew.replay.process import run_in_child
+from clew.store.snapshots import list_snapshots
 
 WATCHED = """
 import sys, clew, torch
@@ -161,6 +163,23 @@ def test_a_rank_that_is_not_there_and_more_ranks_than_can_be_started(together, m
     monkeypatch.setattr(together.info, "world_size", 3)
     with pytest.raises(UsageError, match="of the 3 ranks only 0, 1 wrote into the run"):
         execute_again(together, 3)
+
+
+def test_ranks_take_their_snapshots_before_the_same_steps(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, period in (("one", 13), ("other", 25)):  # what a snapshot costs is not the same for all
+        monkeypatch.setattr(SnapshotLens, "_choose_period", lambda _, period=period: period)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with clew.watch(model, out=str(tmp_path), name=name, doctor=False) as watch:
+            for _ in range(90):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                watch._recording._snapshots.writer.wait()  # one that is busy would let a step go by
+        kept.append({each.step for each in list_snapshots(tmp_path / name / "rank0")})
+    assert kept == [{40, 60, 80}, {40, 80}]
 
 
 def test_why_names_the_rank_that_made_it(together, capsys):
