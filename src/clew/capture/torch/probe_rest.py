@@ -29,7 +29,7 @@ _CALM_STEPS: Final = 3
 
 _LOOK_STEPS: Final = 24
 """Steps for which all probes look again when the loop has changed; so many of these are recorded and probed:"""
-_PROBED_STEPS: Final = 6
+_PROBED_STEPS: Final = 12
 
 
 @runtime_checkable
