@@ -127,3 +127,16 @@ def test_calls_are_steps_where_nothing_is_trained(tmp_path):
                 model(torch.randn(6, 4))
 
     assert len(record(tmp_path, training).ended_steps) == 4
+
+
+def test_a_batch_belongs_to_its_own_step_where_the_step_before_has_none(tmp_path):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with clew.watch(model, optimizer, out=str(tmp_path), name="run", every=2, warmup=0) as run:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).mean().backward()
+            optimizer.step()
+    record = clew.open_run(run.path)
+    assert record.faults() == []
+    assert record.batches()["step"].tolist() == [0, 2, 4]

@@ -487,7 +487,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self.closing = False
-        self.scalars = []
+        self.scalars, self.batches = [], []  # the draft of the step holds on to these
         self.losses = 0
         self.flight.calls = []
         self.has_repeats = False
@@ -497,8 +497,6 @@ class Recorder:
             self._counts.clear()
         if self.waiting:
             self.waiting = []
-        if self.batches:
-            self.batches = []
         if self.handles:
             self.handles = []
 
