@@ -135,6 +135,11 @@ class ModeProbe:
 
     # ---------------------------------------------------------------- steps
 
+    def wake(self) -> None:
+        """Count the calls of the present step only: those before it were told of here and there."""
+        for root in self._living():
+            root.training_calls = root.eval_calls = 0
+
     def _see_stepping(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if not has_closure:
             self._judge_step(optimizer)

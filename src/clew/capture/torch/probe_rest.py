@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Listening = list[tuple[list[Any], Any]]
 
-_LOOP_STEPS: Final = 300
+_LOOP_STEPS: Final = 100
 """Steps after which the structure of a loop has been seen."""
 
 _CALM_STEPS: Final = 3
@@ -38,6 +38,14 @@ class LooksAgain(Protocol):
 
     def look_again(self) -> None:
         """Begin as if the run had just begun; what is known of it stays known."""
+
+
+@runtime_checkable
+class Wakes(Protocol):
+    """A probe that counts calls from step to step, and has not heard of every step while it rested."""
+
+    def wake(self) -> None:
+        """Begin to count with the present step."""
 
 
 class _Root:
@@ -245,6 +253,9 @@ class Rest:
             self._resting_structure, self._is_past_structure = [], False
         for listeners, listener in woken:
             listeners.append(listener)
+        for probe in self._others:
+            if woken and isinstance(probe, Wakes):
+                probe.wake()
         return woken
 
     def _tell(self, resting: Listening, listeners: list[Any], *what: Any) -> None:
