@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _WARM_UP = {"mlp": 1300, "cnn": 24, "gpt": 22}
 """Steps before the timing. The doctor looks closer at the first hundreds, which shows on steps of a millisecond."""
 _MOST_STEPS = 2000
-_SETTLING = 12
+_SETTLING = 30
 """Steps after a switch that are not timed, fewer where a block is shorter: they find the caches of the other side, and
-clew looks closer at what comes first."""
+clew looks closer at what comes first. A training has no such switches."""
 _SHORT_BLOCKS = 3
 """Blocks of several steps are short, so that a machine whose speed changes within seconds hits both sides alike, and
 there are so many times as many of them."""

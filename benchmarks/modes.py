@@ -15,7 +15,7 @@ class Mode:
     settings: dict[str, Any]
     limits: dict[str, float]
     has_updates: bool = False
-    block_seconds: float = 0.2
+    block_seconds: float = 0.6
     """A thinned recording is timed over many steps at once: most of its steps cost nothing, a few all of it."""
 
 
