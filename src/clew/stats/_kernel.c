@@ -327,6 +327,18 @@ static PyObject *read_tensors(PyObject *tensors, PyObject *olds, Py_ssize_t n, i
     return left;
 }
 
+/* Measure tasks into consecutive rows; those that want nothing are left out. */
+static void measure_tasks(const Task *tasks, Py_ssize_t n, Piece *pieces, const Target *target, PyObject *threads)
+{
+    int64_t bytes = 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        bytes += count_bytes(&tasks[i]);
+    run_unlocked(tasks, n, pieces, bytes, choose_threads(bytes, threads));
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (tasks[i].want)
+            write_target(&pieces[i], &tasks[i], target, i);
+}
+
 static PyObject *measure_list(PyObject *tensors, PyObject *olds, PyObject *const *args)
 {
     Target target;
@@ -339,15 +351,8 @@ static PyObject *measure_list(PyObject *tensors, PyObject *olds, PyObject *const
     Task *tasks = calloc((size_t)n + 1, sizeof *tasks);
     Piece *pieces = malloc(((size_t)n + 1) * sizeof *pieces);
     PyObject *left = tasks && pieces ? read_tensors(tensors, olds, n, count_wants(&target), tasks) : PyErr_NoMemory();
-    if (left) {
-        int64_t bytes = 0;
-        for (Py_ssize_t i = 0; i < n; i++)
-            bytes += count_bytes(&tasks[i]);
-        run_unlocked(tasks, n, pieces, bytes, choose_threads(bytes, args[3]));
-        for (Py_ssize_t i = 0; i < n; i++)
-            if (tasks[i].want)
-                write_target(&pieces[i], &tasks[i], &target, i);
-    }
+    if (left)
+        measure_tasks(tasks, n, pieces, &target, args[3]);
     free(tasks);
     free(pieces);
     return left;

@@ -241,6 +241,12 @@ static PyObject *read_keyed(Tray *tray, PyObject *tensors, PyObject *keys, Py_ss
     return left;
 }
 
+static Target shift_target(const Target *target, Py_ssize_t rows)
+{
+    return (Target){target->row + rows * STATS, target->hash ? target->hash + rows : NULL,
+                    target->hist ? target->hist + rows * BINS : NULL};
+}
+
 /* The keys are those of the step already; with an error they are taken out again. */
 static PyObject *put_down_many(Tray *tray, PyObject *all_keys, PyObject *tensors, PyObject *keys)
 {
@@ -249,13 +255,8 @@ static PyObject *put_down_many(Tray *tray, PyObject *all_keys, PyObject *tensors
     Piece *pieces = malloc(((size_t)n + 1) * sizeof *pieces);
     PyObject *left = tasks && pieces ? read_keyed(tray, tensors, keys, n, tasks) : PyErr_NoMemory();
     if (left) {
-        int64_t bytes = 0;
-        for (Py_ssize_t i = 0; i < n; i++)
-            bytes += count_bytes(&tasks[i]);
-        run_unlocked(tasks, n, pieces, bytes, choose_threads(bytes, NULL));
-        for (Py_ssize_t i = 0; i < n; i++)
-            if (tasks[i].want)
-                write_target(&pieces[i], &tasks[i], &tray->target, first + i);
+        Target target = shift_target(&tray->target, first);
+        measure_tasks(tasks, n, pieces, &target, NULL);
     } else {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);

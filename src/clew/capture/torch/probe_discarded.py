@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import local_part, walk
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_events import find_line
@@ -108,7 +109,7 @@ class DiscardProbe:
         if given is not None:
             self._is_followed = self._is_followed or given.requires_grad
             held = local_part(given)
-            self._inputs.append((held.shape, _sum(held), *_glance(held)))
+            self._inputs.append((held.shape, _sum(held), *glance(held, _GLANCE)))
 
     def _see_pass(self, begins: bool) -> None:
         if not self._is_active:
@@ -138,7 +139,7 @@ class DiscardProbe:
             return
         # Inputs that are followed belong to an attack, or to one model after another: nothing is said of those.
         inputs = () if self._is_followed else tuple(self._inputs)
-        state.waiting.append(_Pass(_find_place(), inputs, _glance(parameter), stamp))
+        state.waiting.append(_Pass(_find_place(), inputs, glance(parameter, _GLANCE), stamp))
 
     def _see_cleared(self, _owner: Any) -> None:
         if self._is_active and not self._cleared_at and any(s.waiting for s in self._states.values()):
@@ -234,9 +235,3 @@ def _sum(tensor: torch.Tensor) -> float:
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)
         return float(flat[:: max(1, flat.numel() // _NUMBERS)].abs().double().sum())
-
-
-def _glance(tensor: torch.Tensor) -> tuple[float, ...]:
-    with torch.no_grad():
-        flat = tensor.detach().reshape(-1)
-        return tuple(flat[:: max(1, flat.numel() // _GLANCE)][:_GLANCE].tolist())

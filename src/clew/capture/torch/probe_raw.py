@@ -14,10 +14,9 @@ from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_graph import VIEWS, shape_of
+from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from clew.capture.torch.optimizers import OptimizerLens
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
@@ -84,7 +83,11 @@ class RawProbe:
             return
         for _, leaf in walk((args, kwargs)):
             if leaf.grad_fn is not None:
-                made_of = [node.variable for node in _walk(leaf.grad_fn, _NODES_OF_INPUTS) if _is_leaf(node)]
+                made_of = [
+                    node.variable
+                    for node in walk_nodes(leaf.grad_fn, most=_NODES_OF_INPUTS)
+                    if _is_leaf(node)
+                ]
                 self._inputs.update(map(id, made_of))
             elif leaf.requires_grad:
                 self._inputs.add(id(leaf))
@@ -101,7 +104,7 @@ class RawProbe:
             return
         if loss.grad_fn is None or is_functorch_wrapped_tensor(loss):
             return
-        nodes = list(_walk(loss.grad_fn, _MOST_NODES))
+        nodes = list(walk_nodes(loss.grad_fn, most=_MOST_NODES))
         leaves = {id(node.variable): node.variable for node in nodes if _is_leaf(node)}
         held = self._list_held()
         if not held & set(leaves):
@@ -146,16 +149,6 @@ class RawProbe:
             "steps": _SIGHTINGS,
         }
         self.recorder.note("unheld-tensor", note)
-
-
-def _walk(node: Any, most: int) -> Iterator[Any]:
-    seen, queue = {node}, [node]
-    for current in queue:
-        yield current
-        for before, _ in current.next_functions:
-            if before is not None and before not in seen and len(seen) < most:
-                seen.add(before)
-                queue.append(before)
 
 
 def _is_leaf(node: Any) -> bool:
