@@ -78,7 +78,7 @@ def _find_losses() -> list[torch.Tensor]:
     """Return what the backward pass was called with that is about to begin: it waits further down the stack."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == capture_backward.__file__ and "tensors" in frame.f_locals:
+        if frame.f_code.co_filename.startswith(capture_backward.__file__) and "tensors" in frame.f_locals:
             return [tensor for _, tensor in walk(frame.f_locals["tensors"])]
         frame = frame.f_back
     return []

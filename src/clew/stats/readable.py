@@ -30,13 +30,24 @@ class Reading:
 
 
 @contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Ask tensors without anybody hearing it: no mode and no tensor subclass of the user's is called.
+
+    Whether gradients are on stays as it is, for those who want to know.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        yield
+
+
+@contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Let torch operations run as if nobody was there: no gradient, no mode, no transform sees or changes them."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(unheard())
         stack.enter_context(torch.no_grad())
-        if torch._C._len_torch_dispatch_stack():
-            stack.enter_context(_disable_current_modes())
         if torch._C._functorch.peek_interpreter_stack() is not None:
             from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 

@@ -15,6 +15,7 @@ from clew.capture.torch.recorder import KIND_BATCH
 from clew.capture.torch.registry import MAX_CALLS
 from clew.model.record import Batch
 from clew.model.schema import KIND_INDEX
+from clew.stats.readable import unheard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,9 +90,10 @@ class BatchLens:
         before = recorder.clock.switch(CLEW)
         self._inside = True
         try:
-            recorder.before_event()
-            if self.roots is not None:
-                self.roots.end_manual_step()
+            with unheard():
+                recorder.before_event()
+                if self.roots is not None:
+                    self.roots.end_manual_step()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "data loader", step=recorder.step)
         finally:
@@ -102,20 +104,24 @@ class BatchLens:
         recorder = self.recorder
         before = recorder.clock.switch(CLEW)
         try:
-            flight = recorder.flight
-            flight.has_loader, flight.last_batch = True, batch
-            flight.mark_start()
-            position = self._positions.get(iterator, 0)
-            self._positions[iterator] = position + 1
-            pending = self._pending.get(iterator)
-            index = pending.popleft() if pending else None
-            addresses = frozenset(_address(leaf) for _, leaf in walk(batch))
-            self._origins.append(_Origin(_name_loader(iterator), position, _flat(index), addresses))
-            recorder.ask(recorder.on_batch, iterator, batch)
+            with unheard():
+                self._note_origin(iterator, batch)
+                recorder.ask(recorder.on_batch, iterator, batch)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "data loader", step=recorder.step)
         finally:
             recorder.clock.switch(before)
+
+    def _note_origin(self, iterator: Any, batch: Any) -> None:
+        flight = self.recorder.flight
+        flight.has_loader, flight.last_batch = True, batch
+        flight.mark_start()
+        position = self._positions.get(iterator, 0)
+        self._positions[iterator] = position + 1
+        pending = self._pending.get(iterator)
+        index = pending.popleft() if pending else None
+        addresses = frozenset(_address(leaf) for _, leaf in walk(batch))
+        self._origins.append(_Origin(_name_loader(iterator), position, _flat(index), addresses))
 
     # ---------------------------------------------------------------- what a root is given
 

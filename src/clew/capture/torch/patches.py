@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
+
+Function = TypeVar("Function")
+
+_ASIDE: Final = "/importlib._bootstrap"
+"""``warnings`` counts its levels past the frames of Python's import machinery, which it knows by these two words."""
+
+
+def step_aside(function: Function) -> Function:
+    """Return the function, passed over when a warning looks for the line that it is about.
+
+    A wrapper around a function of torch stands between it and the user: without this, a warning that torch gives
+    about the caller's line would name a line of clew, and the user's filters by module would miss it.
+    """
+    if isinstance(function, FunctionType) and not function.__code__.co_filename.endswith(_ASIDE):
+        code = function.__code__
+        function.__code__ = code.replace(co_filename=code.co_filename + _ASIDE)
+    return function
 
 
 class Patches:
@@ -16,10 +34,10 @@ class Patches:
         self._listening: list[tuple[list[Any], Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace ``owner.name`` by ``make(original)``."""
+        """Replace ``owner.name`` by ``make(original)``, which warnings pass over."""
         inherited = isinstance(owner, type) and name not in vars(owner)
         original = getattr(owner, name) if not isinstance(owner, type) or inherited else vars(owner)[name]
-        ours = make(original)
+        ours = step_aside(make(original))
         setattr(owner, name, ours)
         self._undo.append(lambda: _restore(owner, name, original, ours, inherited=inherited))
 
