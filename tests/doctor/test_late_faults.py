@@ -170,6 +170,10 @@ def loss_becomes_a_number(start):
     fit(start, mlp(), loss)
 
 
+def factor_changes_its_sign(start):
+    fit(start, mlp(), lambda model, late, x, y: (0.5 - late) * F.cross_entropy(model(x), y))
+
+
 def masks_are_not_scaled(start):
     def loss(model, late, x, y):
         mask = (y > 0).float().unsqueeze(1)
@@ -301,6 +305,7 @@ FAULTS = {
     "L03": [sigmoid_comes_in],
     "L05": [targets_lose_a_dimension, outputs_lose_a_dimension],
     "L06": [loss_becomes_a_number],
+    "L10": [factor_changes_its_sign],
     "L08": [detach_comes_in, encoder_goes_quiet],
     "D02": [masks_are_not_scaled],
     "D13": [one_batch_is_all_padding],

@@ -144,6 +144,40 @@ def test_wrong_input(judge, id, spelling):
     assert "test_loop_loss.py:" in judged[id].source or "loops.py:" in judged[id].source
 
 
+def test_a_divergence_with_its_arguments_swapped(judge):
+    model = mlp()
+    x, y = blobs(64)
+    goal = F.one_hot(y, 3).float().mul(0.9).add(0.1 / 3)
+    judged = judge(
+        lambda: loop(
+            lambda: F.kl_div(goal, model(x).softmax(1), reduction="batchmean"), model.parameters(), steps=6
+        )
+    )
+    assert judged.ids == ["L04"], judged
+    assert "other way round" in judged["L04"].hint
+
+
+def pick_by_place(out, y):
+    return -out[torch.arange(len(y)), y].mean()
+
+
+def pick_by_gather(out, y):
+    return -out.gather(1, y[:, None]).sum() / len(y)
+
+
+def pick_by_product(out, y):
+    return (out * F.one_hot(y, 3)).sum(1).neg().mean()
+
+
+@pytest.mark.parametrize("pick", [pick_by_place, pick_by_gather, pick_by_product])
+def test_a_likelihood_written_out_without_its_logarithm(judge, pick):
+    judged = judge(lambda: fit(mlp(), loss=pick, steps=12, lr=0.01))
+    assert judged.ids == ["L02"], judged
+    assert judged["L02"].step <= 2
+    assert judge(lambda: fit(mlp(), loss=lambda out, y: pick(out.log_softmax(1), y), steps=12)).ids == []
+    assert judge(lambda: fit(mlp(), loss=lambda out, y: pick(out.softmax(1), y), steps=12)).ids == []
+
+
 # ---------------------------------------------------------------- shapes
 
 
@@ -170,7 +204,15 @@ def broadcast_of_weights():
     )
 
 
+def broadcast_of_weights_for_losses():
+    model = mlp()
+    x, y = blobs(64)
+    weights = torch.rand(64, 1)
+    loop(lambda: torch.mean(weights * F.cross_entropy(model(x), y, reduction="none")), model.parameters())
+
+
 BROADCAST = [
+    broadcast_of_weights_for_losses,
     lambda: broadcast_in(lambda out, y: ((out - y) ** 2).mean()),
     lambda: broadcast_in(lambda out, y: (y - out).pow(2).sum() / 64),
     broadcast_of_flat_output,
@@ -192,6 +234,27 @@ def test_broadcast_in_a_loss_of_torch(judge, loss):
     judged = judge(lambda: broadcast_in(loss))
     assert judged.ids == ["L05"], judged
     assert "64 outputs are compared with every target (64x64)" in judged["L05"].hint
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_broadcast_of_maps_without_their_channel(judge):
+    model = nn.Conv2d(3, 1, 3, padding=1)
+    x = torch.randn(4, 3, 6, 6)
+    judged = judge(lambda: loop(lambda: F.l1_loss(model(x), x.mean(1)), model.parameters()))
+    assert judged.ids == ["L05"], judged
+    assert judged["L05"].evidence["shape"] == "4x4x6x6"
+
+
+def test_a_kernel_between_outputs_and_data_is_meant(judge):
+    model = mlp(classes=1)
+    x, y = numbers()
+
+    def discrepancy():
+        out, goal = model(x), y[:, None]
+        own, cross = (torch.exp(-((out - other.T) ** 2)).mean() for other in (out, goal))
+        return own - 2 * cross
+
+    assert judge(lambda: loop(discrepancy, model.parameters())).ids == []
 
 
 # ---------------------------------------------------------------- nothing, one class, the wrong way

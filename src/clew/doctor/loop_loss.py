@@ -104,6 +104,25 @@ def nll_without_log(case: Case) -> Iterator[Found]:
             source=note["source"],
             hint=f"nll_loss is given {given}: use F.cross_entropy on the scores, or F.log_softmax before nll_loss",
         )
+        return
+    yield from _find_picked(case)
+
+
+def _find_picked(case: Case) -> Iterator[Found]:
+    """A likelihood written out without its logarithm: the score of the right class alone, which may grow for ever."""
+    notes = case.noted("loss-head")
+    picked = [term["sign"] for note in notes for term in note["terms"] if term["form"] == "picked"]
+    if len(notes) < _SIGNED or len(picked) != len(notes) or min(picked) < 1:
+        return
+    if any(term.get("is_loss") for note in notes for term in note["terms"]) or not notes[0]["trained"]:
+        return
+    yield Found(
+        int(notes[0]["step"]),
+        evidence={"input": "plain scores", "losses": len(picked)},
+        source=notes[0]["source"],
+        hint="the loss is the mean score of the right class, which grows for ever: use F.cross_entropy(scores, "
+        "labels), or F.log_softmax(scores, dim=-1) before one score is picked",
+    )
 
 
 @rule(
@@ -155,6 +174,17 @@ def sigmoid_before_bce_logits(case: Case) -> Iterator[Found]:
 def kl_input_not_log(case: Case) -> Iterator[Found]:
     """kl_div is given probabilities or scores instead of log-probabilities."""
     found = find_often(case, lambda t: t["form"] == "kl" and t["is_positive"])
+    given = find_given(case, "kl")
+    if given and not found:
+        is_swapped = given[0]["is_swapped"]
+        yield Found(
+            int(given[0]["step"]),
+            evidence={"input": "positive numbers", "is_trained": not is_swapped, "losses": len(given)},
+            source=given[0]["source"],
+            hint="the arguments of kl_div are the other way round: F.kl_div(F.log_softmax(scores, dim=-1), targets)"
+            if is_swapped
+            else "the first argument of kl_div is in log space: give it F.log_softmax(scores, dim=-1)",
+        )
     if found:
         note, term, times = found
         yield Found(
@@ -171,13 +201,15 @@ def kl_input_not_log(case: Case) -> Iterator[Found]:
     severity="error",
     watches="the shapes that meet in a loss",
     threshold="the result is larger than both: (N, 1) and (N,) make (N, N); 2 losses",
-    silent="in pairwise losses both sides have gradients; a number for all samples does not grow anything",
+    silent="in pairwise losses both sides have gradients, somewhere at least; a number for all samples grows nothing",
     hint="make the shapes equal",
     needs=("probe:loss", "scalar:loss"),
     explains=(*_CONSEQUENCES, "D17"),
 )
 def loss_broadcast(case: Case) -> Iterator[Found]:
     """Output and target are broadcast against each other in the loss."""
+    if any(term["form"] == "pairs" for _, term in list_terms(case)):
+        return
     found = find_often(case, lambda t: bool(t.get("grown")))
     if found:
         note, term, times = found
@@ -274,17 +306,34 @@ def one_class_cross_entropy(case: Case) -> Iterator[Found]:
 )
 def maximising_loss(case: Case) -> Iterator[Found]:
     """The loss is made larger, not smaller."""
-    signed = [(note, term) for note, term in list_terms(case) if term.get("sign")]
+    every = [(note, term) for note, term in list_terms(case) if term.get("sign") and term.get("is_loss")]
+    signed = _find_turned(every)
     notes = {id(note) for note, _ in signed}
     if len(notes) < _SIGNED or not all(_goes_up(note, term) for note, term in signed) or _is_weighed(signed):
         return
     note, term = signed[0]
+    turned = {} if len(signed) == len(every) else {"losses_before_that_went_down": len(every) - len(signed)}
     yield Found(
         int(note["step"]),
-        evidence={"losses": len(notes), "terms_going_down": 0, "term": term["form"]},
+        evidence={"losses": len(notes), "terms_going_down": 0, "term": term["form"], **turned},
         source=note["source"],
-        hint=_tell_sign(term),
+        hint=f"until then it was made smaller: a factor of the loss has changed its sign{said_at(note['source'])}"
+        if turned
+        else _tell_sign(term),
     )
+
+
+def _find_turned(signed: list[tuple[dict[str, Any], Term]]) -> list[tuple[dict[str, Any], Term]]:
+    """Return the losses since the last one that went down, if they come from the very lines of those before.
+
+    Another line is another phase, which may unlearn what the first has learned.
+    """
+    last = max((at for at, (note, term) in enumerate(signed) if not _goes_up(note, term)), default=-1)
+    before, after = signed[: last + 1], signed[last + 1 :]
+    if any(_goes_up(note, term) for note, term in before):
+        return []  # now up, now down: a game
+    is_known = {note["source"] for note, _ in after} <= {note["source"] for note, _ in before}
+    return after if not before or is_known else []
 
 
 def _goes_up(note: dict[str, Any], term: Term) -> bool:

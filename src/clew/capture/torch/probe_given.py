@@ -1,8 +1,9 @@
-"""Notes losses of scores that are given probabilities, whatever made them: judged by the numbers that go in.
+"""Notes losses of scores or logarithms that are given probabilities, whatever made them: judged by what goes in.
 
 A softmax or sigmoid right before the loss is seen in its graph. Shares that were divided by their sum, or the mean of
 several sigmoids, look like any other arithmetic there; what gives them away is that every row adds up to 1, or that
-numbers made of sigmoids alone all lie between 0 and 1.
+numbers made of sigmoids alone all lie between 0 and 1. A divergence is written out in the graph in as many ways as it
+has arguments with gradients, but what it is given first is never the logarithm of a probability where it is positive.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _LOOKS: Final = 3
 _ROWS: Final = 64
 _FEWEST: Final = 4
+_ABOVE_ONE: Final = 1e-3
 _MOST_NODES: Final = 24
 _SQUASHING: Final = frozenset(("Sigmoid", "Softmax"))
 _MIXING: Final = frozenset(
@@ -36,7 +38,7 @@ _MIXING: Final = frozenset(
 
 
 class GivenProbe:
-    """Looks at what the first calls of the two losses of scores are given."""
+    """Looks at what the first calls of losses of scores and logarithms are given."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -47,7 +49,9 @@ class GivenProbe:
         classes = functools.partial(self._make, find=_find_shares, form="cross_entropy")
         binary = functools.partial(self._make, find=_find_squashed, form="bce_logits")
         replace_function(patches, torch._C._nn, "cross_entropy_loss", classes)
+        divergence = functools.partial(self._make, find=_find_positive, form="kl")
         replace_function(patches, torch, "binary_cross_entropy_with_logits", binary)
+        replace_function(patches, torch, "kl_div", divergence)
 
     def _make(
         self, original: Callable[..., Any], *, find: Callable[[torch.Tensor], str], form: str
@@ -58,14 +62,19 @@ class GivenProbe:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             if args and not is_compiling() and self._looks.get(form, 0) < _LOOKS and not self.recorder.asleep:
-                self.recorder.ask(told, args[0])
+                self.recorder.ask(told, args)
             return original(*args, **kwargs)
 
         return function
 
-    def _see(self, find: Callable[[torch.Tensor], str], form: str, given: Any) -> None:
+    def _see(self, find: Callable[[torch.Tensor], str], form: str, args: tuple[Any, ...]) -> None:
+        given = args[0]
         is_plain = type(given) is torch.Tensor and not is_functorch_wrapped_tensor(given)
-        if not is_plain or given.grad_fn is None or given.is_meta or not torch.is_grad_enabled():
+        if not is_plain or given.is_meta or not torch.is_grad_enabled():
+            return
+        targets = args[1] if len(args) > 1 else None
+        is_swapped = form == "kl" and given.grad_fn is None and getattr(targets, "requires_grad", False)
+        if given.grad_fn is None and not is_swapped:
             return
         self._looks[form] = self._looks.get(form, 0) + 1
         with torch.no_grad():
@@ -73,7 +82,7 @@ class GivenProbe:
         if above:
             classes = given.shape[min(1, given.dim() - 1)]
             note = {"form": form, "above": above, "classes": classes, "source": find_line()}
-            self.recorder.note("loss-input", note)
+            self.recorder.note("loss-input", {**note, "is_swapped": is_swapped})
 
 
 def _find_shares(given: torch.Tensor) -> str:
@@ -83,6 +92,11 @@ def _find_shares(given: torch.Tensor) -> str:
     rows = given.detach().movedim(1, -1).reshape(-1, given.shape[1])[:_ROWS].float()
     is_share = bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
     return "shares" if is_share else ""
+
+
+def _find_positive(given: torch.Tensor) -> str:
+    """Return ``positive`` where something is above the logarithm of 1, by more than an epsilon makes it."""
+    return "positive" if float(given.detach().reshape(-1)[: _ROWS * _ROWS].max()) > _ABOVE_ONE else ""
 
 
 def _find_squashed(given: torch.Tensor) -> str:

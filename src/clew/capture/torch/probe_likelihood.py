@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from clew.capture.torch.probe_graph import VIEWS, feeder, name_of
+from clew.capture.torch.probe_graph import VIEWS, feeder, name_of, shape_of
 
 if TYPE_CHECKING:
     from clew.capture.torch.saved import SavedRegions
 
 _MOST_NODES: Final = 64
+_MOST_PICKED: Final = 8
 _MOST_ELEMENTS: Final = 1 << 20
 _SUMS: Final = frozenset(
     ("Sum", "Mean", "Neg", "Add", "Sub", "Rsub", "Gather", "Index", "Stack", "Cat", "Take", "Nansum", "Diagonal",
@@ -95,6 +96,49 @@ def list_parts(loss: Any, *, saved: SavedRegions, border: frozenset[int]) -> lis
         seen.update(fresh)
         queue += [(before, inner) for before in dict.fromkeys(fresh)]
     return parts if _is_whole(parts, others) else []
+
+
+def find_picked(
+    loss: Any, *, saved: SavedRegions, shapes: dict[int, tuple[int, ...]]
+) -> tuple[Any, int] | None:
+    """Return the node that picks one score for each sample, where a loss is their mean, and the number of the scores.
+
+    Right with logarithms of probabilities, as in ``-log_probs[range(n), y].mean()``; scores have no largest value.
+    """
+    node, weight = loss, _NO_WEIGHT
+    for _ in range(_MOST_PICKED):
+        edges = [before for before, _ in node.next_functions if before is not None]
+        above = feeder(node)
+        number = above._sequence_nr() if above is not None else -1
+        shape = shapes.get(number, ())
+        if len(shape) == 2 and shape[1] > 1 and _picks(node, shape, saved):
+            return node, number
+        inner = _weigh(node, weight, saved)
+        if len(edges) != 1 or inner is None or inner.targets:
+            return None
+        node, weight = edges[0], inner
+    return None
+
+
+def _picks(node: Any, shape: tuple[int, ...], saved: SavedRegions) -> bool:
+    """Return whether a node takes one number of each row, by its place or as the one that is multiplied by 1."""
+    name = name_of(node)
+    if name in ("Gather", "Index"):
+        picked = shape_of(node)
+        return picked in ((shape[0],), (shape[0], 1))
+    if name != "Mul" or not saved.may_read(node):
+        return False
+    weights = node._saved_self if node.next_functions[0][0] is None else node._saved_other
+    if (
+        not isinstance(weights, torch.Tensor)
+        or tuple(weights.shape) != shape
+        or weights.numel() > _MOST_ELEMENTS
+    ):
+        return False
+    with torch.no_grad():
+        return bool((weights.detach().max(1).values == 1).all()) and bool(
+            (weights.detach().sum(1) == 1).all()
+        )
 
 
 def _is_whole(parts: list[Part], others: set[str]) -> bool:

@@ -13,8 +13,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_events import find_line
-from clew.capture.torch.probe_graph import MOST_NODES, feeder, name_of, walk_head
-from clew.capture.torch.probe_likelihood import DirectionHook, list_parts
+from clew.capture.torch.probe_graph import MOST_NODES, feeder, has_logarithm, name_of, walk_head
+from clew.capture.torch.probe_likelihood import DirectionHook, find_picked, list_parts
 from clew.capture.torch.probe_terms import Operands, read_term
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _MOST_LEAF_NOTES: Final = 3
 _MOST_TERMS: Final = 12
 _MOST_OUTPUTS: Final = 32
 _ROWS: Final = 64
+_ABOVE_ONE: Final = 1e-3
+_BOUNDED: Final = frozenset(("Softmax", "Sigmoid", "Tanh", "Hardtanh"))
 
 
 class _Output(NamedTuple):
@@ -45,6 +47,7 @@ class _Output(NamedTuple):
     highest: float
     shape: tuple[int, ...]
     is_share: bool
+    is_score: bool
 
 
 class LossProbe:
@@ -82,13 +85,15 @@ class LossProbe:
         if next(module.parameters(), None) is None:
             return  # a criterion: its output is a loss, not something a loss is made of
         self._models.setdefault(id(module), weakref.ref(module))
+        is_trained = any(leaf.requires_grad for _, leaf in walk((args, kwargs)))
         for _, leaf in walk(output):
             if leaf.grad_fn is not None:
                 is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_LOSSES)
                 highest = _find_highest(leaf) if is_first else 0.0
                 is_share = is_first and 0 < highest <= 1.0 and _are_shares(leaf)
                 number = leaf.grad_fn._sequence_nr()
-                self._outputs.append(_Output(number, highest, tuple(leaf.shape), is_share))
+                is_score = not is_trained and highest > _ABOVE_ONE and not _is_bounded(leaf.grad_fn)
+                self._outputs.append(_Output(number, highest, tuple(leaf.shape), is_share, is_score))
         for _, leaf in walk((args, kwargs)):
             if leaf.dtype in (torch.int64, torch.int32) and leaf.dim() > 1:
                 self._tokens.append(weakref.ref(leaf))
@@ -203,6 +208,16 @@ class LossProbe:
             self._terms.append(term)
             self._handles.append(part.node.register_prehook(DirectionHook(term, is_error=part.is_error)))
 
+        picked = find_picked(
+            node,
+            saved=self.saved,
+            shapes={each.number: each.shape for each in self._outputs if each.is_score},
+        )
+        if picked is not None:
+            chosen = {"form": "picked", "sign": 0}
+            self._terms.append(chosen)
+            self._handles.append(picked[0].register_prehook(DirectionHook(chosen, is_error=False)))
+
     def _tell_direction(self) -> dict[str, Any]:
         """Return whether the optimizers of the models go up or down, and whether there are any."""
         own = {id(p) for model in self._living_models() for p in model.parameters()}
@@ -244,6 +259,11 @@ def _are_shares(tensor: torch.Tensor) -> bool:
     with torch.no_grad():
         rows = tensor.detach()[:_ROWS].float()
         return bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
+
+
+def _is_bounded(node: Any) -> bool:
+    """Return whether an output cannot grow without end: probabilities, and logarithms of them."""
+    return name_of(node) in _BOUNDED or has_logarithm(node, most=12, deepest=3)
 
 
 def _is_one_per_sample(shape: tuple[int, ...]) -> bool:

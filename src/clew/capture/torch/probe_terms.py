@@ -182,12 +182,17 @@ def _read_broadcast(node: Any, operands: Operands) -> dict[str, Any] | None:
         return divergence
     shape = shape_of(node)
     edges = [edge for edge in node.next_functions if edge[0] is not None]
+    if shape is not None and len(edges) == 2 and _is_pairing(node, edges, shape):
+        return {"form": "pairs"}
     if shape is None or len(edges) != 1:
         return None
     size = size_before_expanding(edges[0])
-    if size is None or not _has_grown(edges[0], size, shape, operands):
+    if size is None:
         return None
-    if _has_square_constant(node, count(shape), operands):
+    constant = _find_constant(node, operands)
+    if constant == count(shape):
+        return None  # nothing has grown
+    if not _is_outer(size, constant, shape, operands) and not _has_grown(edges[0], size, shape, operands):
         return None
     return {
         "form": "broadcast",
@@ -205,6 +210,9 @@ def _has_grown(edge: tuple[Any, int], size: int, shape: tuple[int, ...], operand
     given = _find_output(edge[0], operands)
     if not given or not given[0] > 1:
         return False
+    is_map = len(given) > 2 and given[1] == 1 and size == count(given)
+    if is_map and shape == (given[0], given[0], *given[2:]):
+        return True  # a map for each sample, (N, 1, H, W), meets (N, H, W)
     own = shape_of(*edge)
     if own is None or own[:1] != given[:1]:
         return False
@@ -221,18 +229,32 @@ def _find_output(node: Any, operands: Operands) -> tuple[int, ...] | None:
             return None
         if node._sequence_nr() in operands.shapes:
             return operands.shapes[node._sequence_nr()]
-        if node.name() not in VIEWS and name_of(node) not in ("Gather", "Sigmoid", "Softmax"):
+        if node.name() not in VIEWS and name_of(node) not in ("Gather", "Sigmoid", "Softmax", "Expand"):
             return None
         node = node.next_functions[0][0] if node.next_functions else None
     return None
 
 
-def _has_square_constant(node: Any, size: int, operands: Operands) -> bool:
-    """Return whether the constant operand is known and is as large as the result: then nothing has grown."""
+def _is_outer(size: int, constant: int, shape: tuple[int, ...], operands: Operands) -> bool:
+    """Return whether a number for each sample, such as its loss, is multiplied by a weight for every sample."""
+    batches = {each[0] for each in operands.shapes.values() if each}
+    return size > 1 and size == constant and shape == (size, size) and size in batches
+
+
+def _is_pairing(node: Any, edges: list[tuple[Any, int]], shape: tuple[int, ...]) -> bool:
+    """Return whether every output is compared with every other: such a loss compares them with all data as well."""
+    sides = {feeder(node, operand) for operand in (0, 1)}
+    sizes = [size_before_expanding(edge) for edge in edges]
+    return len(sides) == 1 and None not in sizes and count(shape) > max(size for size in sizes if size)
+
+
+def _find_constant(node: Any, operands: Operands) -> int:
+    """Return how many numbers the constant operand of a product holds, 0 where it is not known."""
     if not node.name().startswith(("Mul", "Div")) or not operands.saved.may_read(node):
-        return False
-    kept = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
-    return any(isinstance(each, torch.Tensor) and stored_numbers(each) == size for each in kept)
+        return 0
+    name = "_saved_self" if node.next_functions[0][0] is None else "_saved_other"
+    kept = getattr(node, name, None)
+    return stored_numbers(kept) if isinstance(kept, torch.Tensor) else 0
 
 
 # ---------------------------------------------------------------- divergences
