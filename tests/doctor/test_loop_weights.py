@@ -44,7 +44,21 @@ def only_weights(model):
     return model
 
 
+def gates():
+    class Recurring(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.cell(x)[0][:, -1])
+
+    x = torch.randn(64, 5, 4)
+    fit(constant(Recurring(), 0.1), (x, (x[:, 0, 0] > 0).long()), batch=16, steps=12)
+
+
 SYMMETRIC = {
+    "gates": gates,
     "constant": lambda: fit(constant(mlp()), steps=12),
     "images": lambda: images(lambda model: constant(model, 0.02)),
     "zeros": lambda: fit(constant(mlp(activation=nn.Tanh), 0.0), steps=12),
@@ -124,6 +138,16 @@ def best_that_is_no_copy(file):
     torch.save(best, file)
 
 
+def best_in_another_dict(file):
+    model, best = mlp(), {}
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    for step in range(20):
+        descend(F.cross_entropy(model(X[:64]), Y[:64]), optimizer)
+        if step == 7:
+            best = {"step": step, "state": {name: value.cpu() for name, value in model.state_dict().items()}}
+    torch.save(best, file)
+
+
 def other_object(file):
     model = mlp(classes=1)
     kept = copy.deepcopy(model)
@@ -131,7 +155,9 @@ def other_object(file):
     torch.save(kept.state_dict(), file)
 
 
-@pytest.mark.parametrize("spelling", [first_weights, best_that_is_no_copy, other_object])
+@pytest.mark.parametrize(
+    "spelling", [first_weights, best_that_is_no_copy, best_in_another_dict, other_object]
+)
 def test_stale_checkpoint(judge, spelling, tmp_path):
     judged = judge(lambda: spelling(tmp_path / "saved.pt"))
     assert judged.ids == ["P05"], judged

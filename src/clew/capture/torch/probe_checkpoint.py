@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,10 +42,10 @@ class _Model:
 
 
 class _Kept:
-    """A state dict that the program holds on to: when it was made."""
+    """The first tensor of a state dict that the program holds on to, itself or in another dict: when it was made."""
 
-    def __init__(self, state: Any, step: int) -> None:
-        self.ref = weakref.ref(state)
+    def __init__(self, tensor: torch.Tensor, step: int) -> None:
+        self.ref = weakref.ref(tensor)
         self.step = step
 
 
@@ -139,7 +138,7 @@ class CheckpointProbe:
             self._compare(state)
 
     def _compare(self, state: Mapping[str, Any]) -> None:
-        kept = self._kept.get(id(state))
+        kept = self._find_kept(state)
         for model in self._models:
             module = model.ref()
             saved = [_strip(state, name) for name in model.names]
@@ -152,9 +151,14 @@ class CheckpointProbe:
             step = model.states.get(told)
             if told != now and step is not None and not self._is_somebody(told, besides=model):
                 self._tell_old(step)
-            elif told == now and kept is not None and kept.ref() is state and _is_shared(saved, living):
+            elif told == now and kept is not None and _is_shared(saved, living):
                 self._tell_followed(kept.step)
             return
+
+    def _find_kept(self, state: Mapping[str, Any]) -> _Kept | None:
+        first = _find_first(state)
+        kept = self._kept.get(id(first))
+        return kept if kept is not None and kept.ref() is first else None
 
     def _is_somebody(self, told: Glance, *, besides: _Model) -> bool:
         """Return whether the weights are those of another model that is there: an average, a best one kept apart."""
@@ -217,8 +221,9 @@ class CheckpointProbe:
             self._keep_all(self.recorder.step - (not self.recorder.closing))
         if len(self._kept) > 64:
             self._kept = {key: kept for key, kept in self._kept.items() if kept.ref() is not None}
-        if len(self._kept) <= 256 and isinstance(state, OrderedDict):  # a plain dict cannot be followed
-            self._kept[id(state)] = _Kept(state, self.recorder.step)
+        first = _find_first(state) if isinstance(state, Mapping) else None
+        if first is not None and len(self._kept) <= 256:
+            self._kept[id(first)] = _Kept(first, self.recorder.step)
 
     def _make_load_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
         before, after = [self._see_loading], [self._see_load]
@@ -246,14 +251,14 @@ class CheckpointProbe:
         own = [name for name, _ in module.named_parameters()]
         missing = set(getattr(result, "missing_keys", ())) & set(own)
         unexpected = list(getattr(result, "unexpected_keys", ()))
-        kept = self._kept.get(id(state))
+        kept = self._find_kept(state)
         if own and len(missing) >= 0.9 * len(own) and len(unexpected) >= 0.9 * len(state):
             told = {"missing": len(missing), "of": len(own), "unexpected": unexpected[:_MOST_NAMES]}
             self._note("not-loaded", {**told, "expected": own[:_MOST_NAMES]})
         elif self._is_shared and self._reads and not self._models:
             told = {"missing": len(own), "of": len(own), "unexpected": []}
             self._note("not-loaded", {**told, "expected": own[:_MOST_NAMES]})
-        elif self._is_shared and kept is not None and kept.ref() is state:
+        elif self._is_shared and kept is not None:
             self._tell_followed(kept.step)
 
 
@@ -266,6 +271,10 @@ def _find_states(thing: Any, depth: int = 0) -> list[Mapping[str, Any]]:
     if depth >= 2:
         return []
     return [state for value in thing.values() for state in _find_states(value, depth + 1)]
+
+
+def _find_first(state: Mapping[str, Any]) -> torch.Tensor | None:
+    return next((value for value in state.values() if isinstance(value, torch.Tensor)), None)
 
 
 def _strip(state: Mapping[str, Any], name: str) -> torch.Tensor | None:

@@ -17,6 +17,8 @@ _SIGHTINGS: Final = 2
 _FEWEST_ROWS: Final = 4
 _ALIKE: Final = 1e-5
 _MOST_NAMES: Final = 8
+_BLOCKS: Final = (1, 3, 4)
+"""Matrices that lie under each other in one weight: projections of attention, gates of recurrent layers."""
 
 
 class WeightProbe:
@@ -97,7 +99,16 @@ def _has_like_rows(tensor: torch.Tensor) -> bool:
     size = float(torch.linalg.vector_norm(first, torch.inf))
     if not size > 0 or float(torch.dist(first, second, torch.inf)) > _ALIKE * size:
         return False
-    return float((rows - first).abs().max()) <= _ALIKE * size
+    return any(_has_like_blocks(rows, blocks) for blocks in _BLOCKS)
+
+
+def _has_like_blocks(rows: torch.Tensor, blocks: int) -> bool:
+    """Return whether the rows of each of some blocks agree."""
+    length, rest = divmod(len(rows), blocks)
+    if rest or length < _FEWEST_ROWS:
+        return False
+    apart = rows.reshape(blocks, length, -1)
+    return float((apart - apart[:, :1]).abs().max()) <= _ALIKE * float(rows.abs().max())
 
 
 def _is_idle(parameter: torch.Tensor) -> bool:
