@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def call_after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
+def call_after_import(name: str, action: Callable[[], object]) -> Callable[[], None]:
     """Call an action once a module has been imported, at once if it is; return how to call it off."""
     if name in sys.modules:
         action()
@@ -29,7 +29,7 @@ def call_after_import(name: str, action: Callable[[], None]) -> Callable[[], Non
 class _Finder(MetaPathFinder):
     """Finds one module as usual, and wraps its loader to learn when it is ready."""
 
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
+    def __init__(self, name: str, action: Callable[[], object]) -> None:
         self._name = name
         self._action = action
 
@@ -54,7 +54,7 @@ class _Finder(MetaPathFinder):
 class _TellingLoader(Loader):
     """The module's own loader, with one thing to do at the end."""
 
-    def __init__(self, loader: Any, action: Callable[[], None]) -> None:
+    def __init__(self, loader: Any, action: Callable[[], object]) -> None:
         self._loader = loader
         self._action = action
 

@@ -32,6 +32,7 @@ class Watch:
         self._recording = recording
         self._models = models
         self._optimizers = optimizers
+        self._is_watching = True
 
     @property
     def path(self) -> Path:
@@ -41,10 +42,12 @@ class Watch:
     @property
     def step(self) -> int:
         """The step that is going on, counted from 0."""
-        return self._recording.session.step
+        return self._recording.session.step if self._is_watching else 0
 
     def __enter__(self) -> Watch:
-        self._recording.start(models=self._models, optimizers=self._optimizers)
+        self._is_watching = _start_safely(
+            self._recording, models=self._models, optimizers=self._optimizers, is_asked=True
+        )
         return self
 
     def __exit__(
@@ -54,15 +57,18 @@ class Watch:
 
     def log(self, **numbers: float | torch.Tensor) -> None:
         """Record numbers of the current step, such as ``accuracy=0.9``."""
-        self._recording.session.log(**numbers)
+        if self._is_watching:
+            self._recording.session.log(**numbers)
 
     def pause(self) -> None:
         """Look away: training runs as if clew were not there until ``resume``."""
-        self._recording.session.pause()
+        if self._is_watching:
+            self._recording.session.pause()
 
     def resume(self) -> None:
         """Look again after ``pause``."""
-        self._recording.session.resume()
+        if self._is_watching:
+            self._recording.session.resume()
 
 
 def watch(model: Any = None, optimizer: Any = None, **settings: Any) -> Watch:
@@ -161,13 +167,24 @@ def _await_threads() -> None:
                 thread.join()
 
 
-def _start_safely(recording: Recording) -> None:
+def _start_safely(
+    recording: Recording, *, models: Any = (), optimizers: Any = (), is_asked: bool = False
+) -> bool:
+    """Begin to record and return whether that went well; the training goes on, whatever is wrong with us.
+
+    ``is_asked``: the user's own line asked for the recording, and hears of what is wrong with it.
+    """
     try:
-        recording.start()
+        recording.start(models=models, optimizers=optimizers)
     except ClewError as error:
+        if is_asked:
+            raise
         print(f"clew: not recording: {error}", file=sys.stderr)
-    except Exception as error:  # noqa: BLE001 - the script must run, whatever is wrong with us
+    except Exception as error:  # noqa: BLE001 - ours to answer for
         print(f"clew: not recording, fault inside clew: {error!r}", file=sys.stderr)
+    else:
+        return True
+    return False
 
 
 def _name_models(model: Any) -> list[tuple[str, Any]]:

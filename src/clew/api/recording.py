@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import asdict, replace
@@ -89,7 +90,14 @@ class Recording:
         return self._session.step if self._session is not None else 0
 
     def start(self, *, models: Any = (), optimizers: Any = ()) -> None:
-        """Open the run folder and begin to watch."""
+        """Open the run folder and begin to watch; where that fails, nothing stays switched on."""
+        try:
+            self._begin(models, optimizers)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _begin(self, models: Any, optimizers: Any) -> None:
         import torch
 
         from clew.api.explaining import Explaining
@@ -152,6 +160,20 @@ class Recording:
         self._stopping = self._make_stopping()
         self._stopping.start()
 
+    def _give_up(self) -> None:
+        """Leave everything as it was found: the recording could not begin."""
+        started = (self._worker_stacks, self._crash, self._stopping)
+        for thing in started:
+            if thing is not None:
+                with contextlib.suppress(Exception):
+                    thing.stop()
+        if self._session is not None:
+            self._session.abandon()
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close("died")
+        self._session = self._writer = self._crash = self._worker_stacks = self._stopping = None
+
     def _make_stopping(self) -> Stopping:
         from clew.api.stopping import Stopping
         from clew.replay.stops import Stops
@@ -210,12 +232,11 @@ class Recording:
         if self._session is None or self._writer is None or self._info is None:
             self._finish_unstarted()
             return
-        if error is not None:
-            from clew.api.failing import tell_exception
-
-            tell = self.tell if self._is_script else None
-            self.card = tell_exception(error, self._session.recorder, self._writer.rank_folder, tell=tell)
-            self._session.recorder.ask(self._session.recorder.on_error, error)
+        try:
+            if error is not None:
+                self._tell_exception(error)
+        except Exception as fault:  # noqa: BLE001 - the user's exception is what counts
+            self._session.recorder.guard.fault(fault, "exception", step=self._session.step)
         try:
             was_quit = self._stopping is not None and self._stopping.breaker.was_quit
             self._session.finish(was_cut_off=error is not None or was_quit)
@@ -236,6 +257,16 @@ class Recording:
         self._say_goodbye()
 
     # ---------------------------------------------------------------- words
+
+    def _tell_exception(self, error: BaseException) -> None:
+        """Say what is known of the exception that ended the training, and keep it."""
+        from clew.api.failing import tell_exception
+
+        assert self._writer is not None  # start() has made it
+        recorder = self.session.recorder
+        tell = self.tell if self._is_script else None
+        self.card = tell_exception(error, recorder, self._writer.rank_folder, tell=tell)
+        recorder.ask(recorder.on_error, error)
 
     def _make_status(self) -> Any:
         from clew.render.status import StatusLine

@@ -96,12 +96,16 @@ class TorchSession:
         return not self.recorder.asleep
 
     def start(self) -> None:
-        """Switch the lenses on."""
+        """Switch the lenses on, or none of them where one fails."""
         self.recorder.rows.threads = torch.get_num_threads()
-        for lens in self._lenses:
-            lens.install(self._patches)
-        self.recorder.clock.restart()
-        self.recorder.flight.mark_start()
+        try:
+            for lens in self._lenses:
+                lens.install(self._patches)
+            self.recorder.clock.restart()
+            self.recorder.flight.mark_start()
+        except BaseException:
+            self._patches.undo()
+            raise
         self.recorder.asleep = False
         current.push(self)
         _living.add(self)
