@@ -286,7 +286,7 @@ class Recording:
         recorder = self.session.recorder
         schedule = recorder.schedule
         notes = [f"not seen: {site}: {why}" for site, why in recorder.unseen.items()]
-        notes += self.session.policy.tell_all()
+        notes += recorder.sites.tell_unmatched() + self.session.policy.tell_all()
         notes += self._snapshots.describe() if self._snapshots is not None else []
         if schedule.thinned:
             total = schedule.recorded + schedule.thinned
@@ -319,7 +319,7 @@ class Recording:
             cost_share=self._progress.cost_share,
             size_bytes=folder_bytes(self.folder),
             faults=recorder.guard.total,
-            remarks=self.session.policy.tell_all(),
+            remarks=recorder.sites.tell_unmatched() + self.session.policy.tell_all(),
             findings=summarise(diagnosis.findings) if diagnosis is not None else (),
         )
         self.tell(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from clew.errors import suggest
 from clew.model.glob import compile_globs
 from clew.model.record import Site
 
@@ -16,7 +17,8 @@ class SiteTable:
     """Every site of one recording, by name; knows which of them the user asked for."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self.is_wanted = compile_globs(patterns)
+        self._patterns = tuple(patterns)
+        self.is_wanted = compile_globs(self._patterns)
         """Whether the user's patterns take a name in."""
         self._by_name: dict[str, int] = {}
         self._sites: list[Site] = []
@@ -88,6 +90,13 @@ class SiteTable:
         if self._sites[number].args != args:
             self._sites[number] = replace(self._sites[number], args=args)
             self._changed.add(number)
+
+    def tell_unmatched(self) -> list[str]:
+        """Return a sentence for each of the user's patterns that no site fits, with the nearest name."""
+        names = list(self._by_name)
+        wanted = [pattern for pattern in self._patterns if not pattern.startswith("!")] if names else []
+        lost = [pattern for pattern in wanted if not any(map(compile_globs([pattern]), names))]
+        return [f"no site fits '{pattern}'; {suggest(pattern, names)}".rstrip("; ") for pattern in lost]
 
     def take_changes(self) -> list[Site]:
         """Hand over the sites that are new or different since the last call."""
