@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from loops import blobs, mlp
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, TensorDataset
 
 SGD, Adam = torch.optim.SGD, torch.optim.Adam
 LENGTH = 40
@@ -174,6 +175,18 @@ def factor_changes_its_sign(start):
     fit(start, mlp(), lambda model, late, x, y: (0.5 - late) * F.cross_entropy(model(x), y))
 
 
+def stream_gets_stuck(start):
+    x, y = blobs()
+    rows = torch.arange((start + LENGTH) * 32) % len(x)
+    rows[start * 32 :] = 5
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    for inputs, labels in DataLoader(TensorDataset(x[rows], y[rows.flip(0)]), batch_size=32):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
 def masks_are_not_scaled(start):
     def loss(model, late, x, y):
         mask = (y > 0).float().unsqueeze(1)
@@ -307,6 +320,7 @@ FAULTS = {
     "L06": [loss_becomes_a_number],
     "L10": [factor_changes_its_sign],
     "L08": [detach_comes_in, encoder_goes_quiet],
+    "D03": [stream_gets_stuck],
     "D02": [masks_are_not_scaled],
     "D13": [one_batch_is_all_padding],
     "M01": [block_grows, head_is_replaced, parameter_is_added, unfrozen_but_not_held],

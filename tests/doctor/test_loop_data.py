@@ -54,7 +54,34 @@ class Stuck(Dataset):
         return X[0], Y[index]
 
 
+class TakesBatch(nn.Module):
+    """Is given the whole batch, labels and all."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, batch):
+        return self.inner(batch["x"])
+
+
+def whole_batches():
+    model = TakesBatch()
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    for x, y in slices(X, Y, 16):
+        batch = {"x": x[:1].repeat(16, 1), "label": y}
+        descend(F.cross_entropy(model(batch), batch["label"]), optimizer)
+
+
+def equal_texts():
+    tokens = torch.randint(0, 30, (1, 6)).repeat(128, 1)
+    model = nn.Sequential(nn.Embedding(30, 8), nn.Flatten(), nn.Linear(48, 3))
+    train(DataLoader(TensorDataset(tokens, Y[:128]), 16), model=model)
+
+
 EQUAL = {
+    "whole batches": whole_batches,
+    "texts": equal_texts,
     "dataset": lambda: train(DataLoader(Stuck(), 16)),
     "expanded": lambda: train([(x[:1].expand(32, 8), y) for x, y in slices(X, Y)]),
     "images": lambda: train(

@@ -1,5 +1,6 @@
 """The order of backward, clearing, clipping and step: faults in three spellings, and loops that resemble them."""
 
+import copy
 import itertools
 
 import pytest
@@ -123,7 +124,22 @@ def erased_by_hand():
         adam.step()
 
 
-ERASED = [erased_by_optimizer, erased_to_zeros_by_model, erased_by_hand]
+def erased_before_a_step_with_an_idle_closure():
+    """As frameworks step when the user has called backward."""
+    model = mlp()
+    opt = SGD(model.parameters(), lr=0.1)
+    for x, y in batches():
+        F.cross_entropy(model(x), y).backward()
+        opt.zero_grad()
+        opt.step(lambda: None)
+
+
+ERASED = [
+    erased_by_optimizer,
+    erased_to_zeros_by_model,
+    erased_by_hand,
+    erased_before_a_step_with_an_idle_closure,
+]
 
 
 @pytest.mark.parametrize("train", ERASED)
@@ -270,8 +286,20 @@ def clip_before_backward_on_zeros():
         opt.step()
 
 
+def clip_of_an_average():
+    model = mlp()
+    average = copy.deepcopy(model)
+    opt = SGD(model.parameters(), lr=0.1)
+    for x, y in batches():
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        clip_grad_norm_(average.parameters(), 1.0)
+        opt.step()
+
+
 @pytest.mark.parametrize(
-    "train", [clip_of_used_up_iterator, clip_before_backward, clip_before_backward_on_zeros]
+    "train",
+    [clip_of_used_up_iterator, clip_before_backward, clip_before_backward_on_zeros, clip_of_an_average],
 )
 def test_clip_sees_no_gradients(judge, train):
     judged = judge(train)

@@ -317,7 +317,28 @@ def translate(model, *, named=False, steps=26):
         descend(F.cross_entropy(out.transpose(1, 2), target[:, 1:]), optimizer)
 
 
+class TimeFirst(nn.Module):
+    """Places come before samples; a summary of all places is added, or not."""
+
+    def __init__(self, *, summary):
+        super().__init__()
+        self.embed, self.cell, self.head = nn.Embedding(20, 16), nn.GRU(16, 16), nn.Linear(16, 20)
+        self.summary = summary
+
+    def forward(self, ids):
+        hidden = self.cell(self.embed(ids))[0]
+        return self.head(hidden + hidden.mean(0) if self.summary else hidden)
+
+
+def speak_time_first(model, steps=26):
+    optimizer = Adam(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        ids = text()[:16].T
+        descend(F.cross_entropy(model(ids[:-1]).reshape(-1, 20), ids[1:].reshape(-1)), optimizer)
+
+
 LEAKING = {
+    "time first": lambda: speak_time_first(TimeFirst(summary=True)),
     "translation": lambda: translate(Translator(mask=False)),
     "translation by name": lambda: translate(Translator(mask=False, inner=Copying()), named=True),
     "no mask": lambda: speak(Speaker(Transformer())),
@@ -446,6 +467,7 @@ RIGHT = {
     "causal": lambda _: speak(Speaker(Transformer(), mask=True)),
     "causal attention": lambda _: speak(Speaker(Attention(), mask=True), shift_inside=True),
     "recurrent": lambda _: speak(Speaker(Cell(False))),
+    "recurrent, time first": lambda _: speak_time_first(TimeFirst(summary=False)),
     "translation": lambda _: translate(Translator(mask=True)),
     "translation by name": lambda _: translate(Translator(mask=True, inner=Copying()), named=True),
     "samples first": lambda _: sequences(Recurrent(True)),

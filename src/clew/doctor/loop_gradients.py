@@ -157,7 +157,10 @@ def clip_sees_no_gradients(case: Case) -> Iterator[Found]:
     if not notes:
         return
     where = said_at(notes[0]["clipped"])
-    if notes[0]["given"]:
+    if notes[0]["given"] and not notes[0].get("held", True):
+        name = notes[0]["optimizer"]
+        hint = f"the clipping{where} is given parameters that no optimizer trains: give it those of {name}"
+    elif notes[0]["given"]:
         hint = f"move the clipping{where} between backward and step: it runs before the gradients are there"
     else:
         hint = f"the clipping{where} is given an iterator that is used up: give it list(model.parameters())"

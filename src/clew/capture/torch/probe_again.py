@@ -20,7 +20,7 @@ import torch
 from clew.capture.process_copy import fall_silent, write_all
 from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
-from clew.capture.torch.probe_change import Given, find_leak, find_mixing, is_next_token
+from clew.capture.torch.probe_change import Given, find_leak, find_mixing, find_time
 from clew.capture.torch.probe_events import is_library
 from clew.capture.torch.saved import walk_nodes
 
@@ -52,8 +52,8 @@ class _Model:
         self.calls = 0
         self.given: Given | None = None
         self.first: tuple[float, ...] = ()
-        self.causal_at: int | None = None
-        """Which of the inputs holds the tokens that the targets are the next ones of."""
+        self.causal_at: tuple[int, int] | None = None
+        """Which of the inputs holds the tokens that the targets are the next ones of, and in which dimension."""
 
 
 class AgainProbe:
@@ -132,8 +132,8 @@ class AgainProbe:
             if node.name() in _CLASSES and self.saved.may_read(node):
                 with contextlib.suppress(RuntimeError), torch.no_grad():
                     targets = node._saved_target.detach()
-                    found = (at for at, each in tokens if is_next_token(each.detach(), targets))
-                    model.causal_at = next(found, None)
+                    times = ((at, find_time(each.detach(), targets)) for at, each in tokens)
+                    model.causal_at = next(((at, time) for at, time in times if time is not None), None)
                 return
 
     # ---------------------------------------------------------------- asking
@@ -211,7 +211,7 @@ def _can_fork() -> bool:
     return hasattr(os, "fork") and is_alone and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def _live(models: list[tuple[str, int | None, torch.nn.Module, Given]], writing: int) -> NoReturn:
+def _live(models: list[tuple[str, tuple[int, int] | None, torch.nn.Module, Given]], writing: int) -> NoReturn:
     """Answer in the copy, silent, and be gone whatever happens."""
     try:
         fall_silent()
@@ -222,7 +222,9 @@ def _live(models: list[tuple[str, int | None, torch.nn.Module, Given]], writing:
         os._exit(0)
 
 
-def _try(name: str, causal_at: int | None, module: torch.nn.Module, given: Given) -> dict[str, Any]:
+def _try(
+    name: str, causal_at: tuple[int, int] | None, module: torch.nn.Module, given: Given
+) -> dict[str, Any]:
     answer: dict[str, Any] = {"site": name, "source": _find_forward(module)}
     module.eval()
     for part in module.modules():
@@ -230,7 +232,7 @@ def _try(name: str, causal_at: int | None, module: torch.nn.Module, given: Given
     with torch.no_grad():
         try:
             answer["mixing"] = find_mixing(module, given)
-            answer["leak"] = None if causal_at is None else find_leak(module, given, causal_at)
+            answer["leak"] = None if causal_at is None else find_leak(module, given, *causal_at)
         except Exception as error:  # noqa: BLE001 - a model that cannot be run so is not judged
             answer["error"] = f"{type(error).__name__}: {error}"[:200]
     return answer

@@ -165,46 +165,53 @@ def _reads_globals(module: torch.nn.Module, nodes: int) -> bool:
 # ---------------------------------------------------------------- tokens
 
 
-def is_next_token(tokens: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Return whether each target is the token after its own, in sequences along the second dimension."""
-    rows, length = tokens.shape
+def find_time(tokens: torch.Tensor, targets: torch.Tensor) -> int | None:
+    """Return the dimension of the sequences in which each target is the token after its own, or None for none."""
     flat = targets.reshape(-1)
-    if length < 3 or float((tokens[:, 1:] != tokens[:, :-1]).float().mean()) < 0.2:
-        return False
-    if flat.numel() == rows * length:
-        wanted, following = flat.reshape(rows, length)[:, :-1], tokens[:, 1:]
-    elif flat.numel() == rows * (length - 1):
-        wanted, following = flat.reshape(rows, length - 1), tokens[:, 1:]
-    else:
+    for time in (1, 0):
+        length = tokens.shape[time]
+        sizes = [(length, tokens.shape[1 - time]), (length - 1, tokens.shape[1 - time])]
+        fitting = next((size for size in sizes if flat.numel() == size[0] * size[1] > 0), None)
+        if fitting is None or length < 3:
+            continue
+        wanted = flat.reshape(fitting if time == 0 else fitting[::-1]).movedim(time, -1)[:, : length - 1]
+        if _is_next(tokens.movedim(time, -1), wanted):
+            return time
+    return None
+
+
+def _is_next(tokens: torch.Tensor, wanted: torch.Tensor) -> bool:
+    following = tokens[:, 1:]
+    if float((following != tokens[:, :-1]).float().mean()) < 0.2:
         return False
     valid = wanted >= 0
     return bool(valid.any()) and float((wanted == following)[valid].float().mean()) > _SAME
 
 
-def find_leak(module: torch.nn.Module, given: Given, place: int) -> float | None:
+def find_leak(module: torch.nn.Module, given: Given, place: int, time: int) -> float | None:
     """Return how far outputs at earlier places move when the last token of one of the inputs is another one."""
     tokens = [leaf for _, leaf in walk((given.args, given.kwargs))][place]
-    rows, length = tokens.shape
-    before = _by_place(given.run(module, _same), rows, length)
-    last = tokens[:, -1]
-    others = tokens[:, :-1]
+    before = _by_place(given.run(module, _same), tokens, time)
+    sequences = tokens.movedim(time, -1)
+    last, others = sequences[:, -1], sequences[:, :-1]
     other = torch.where(others[:, 0] != last, others[:, 0], others[:, 1])
 
     def change(leaf: torch.Tensor) -> torch.Tensor:
         changed = leaf.clone()
         if leaf is tokens:
-            changed[:, -1] = other
+            changed.select(time, -1).copy_(other)
         return changed
 
-    after = _by_place(given.run(module, change), rows, length)
+    after = _by_place(given.run(module, change), tokens, time)
     if before is None or after is None:
         return None
     return _distance(before[:, :-1], after[:, :-1])
 
 
-def _by_place(output: torch.Tensor | None, rows: int, length: int) -> torch.Tensor | None:
-    if output is None or output.numel() % (rows * length):
+def _by_place(output: torch.Tensor | None, tokens: torch.Tensor, time: int) -> torch.Tensor | None:
+    """Return outputs as (sequence, place, numbers)."""
+    if output is None or output.numel() % tokens.numel():
         return None
-    if tuple(output.shape[:2]) == (rows, length) or output.shape[0] == rows * length:
-        return output.reshape(rows, length, -1)
+    if output.shape[:2] == tokens.shape or output.shape[0] == tokens.numel():
+        return output.reshape(*tokens.shape, -1).movedim(time, 1)
     return None

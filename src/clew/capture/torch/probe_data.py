@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +14,6 @@ from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
@@ -33,6 +32,7 @@ _MOST_NODES: Final = 60
 _MOST_STEPS: Final = 400
 _MOST_NOTES: Final = 3
 
+_LABEL_NAMES: Final = frozenset(("label", "labels", "target", "targets", "y"))
 _LABELLED: Final = (
     "NllLossBackward0",
     "BinaryCrossEntropyWithLogitsBackward0",
@@ -168,11 +168,16 @@ class DataProbe:
         leaves = [leaf for _, leaf in walk((args, kwargs)) if _is_data(leaf) and not leaf.requires_grad]
         owns = self.recorder.registry.owns
         leaves = [leaf for leaf in leaves if not owns(leaf)]
+        labels = _list_labels((kwargs, *args))
+        leaves = [leaf for leaf in leaves if not labels or id(leaf) not in labels]
         main = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
+        if main is None:
+            main = self._find_tokens(leaves)
         if main is None or main.dim() < 2 or main.shape[0] < _FEWEST_ROWS:
             return
         rows = main.detach().reshape(len(main), -1)
-        self._see_order(rows)
+        if main.is_floating_point():
+            self._see_order(rows)
         together = [leaf for leaf in leaves if leaf.shape[0] == main.shape[0]]
         is_telling = rows.shape[1] >= _FEWEST_NUMBERS
         if (
@@ -192,6 +197,14 @@ class DataProbe:
                     "source": find_line(),
                 },
             )
+
+    def _find_tokens(self, leaves: list[torch.Tensor]) -> torch.Tensor | None:
+        """Return tokens that come from a loader: others may be positions, or one prompt for all on purpose."""
+        tokens = next((leaf for leaf in leaves if leaf.dim() == 2), None)
+        if tokens is None or tokens.dtype != torch.int64 or not self._length:
+            return None
+        given = (leaf for _, leaf in walk(self.recorder.flight.last_batch))
+        return tokens if any(leaf.data_ptr() == tokens.data_ptr() for leaf in given) else None
 
     # ---------------------------------------------------------------- the order of labels
 
@@ -266,6 +279,12 @@ class DataProbe:
 def _is_data(leaf: torch.Tensor) -> bool:
     is_plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided and leaf.device.type != "meta"
     return is_plain and leaf.grad_fn is None and leaf.dim() > 0 and leaf.numel() > 0
+
+
+def _list_labels(given: Iterable[Any]) -> set[int]:
+    """Return which tensors are labels by their names: a model may be given a whole batch."""
+    batches = [each for each in given if isinstance(each, Mapping)]
+    return {id(value) for batch in batches for name, value in batch.items() if name in _LABEL_NAMES}
 
 
 def _varies(leaf: torch.Tensor) -> bool:

@@ -102,6 +102,7 @@ class GradientProbe:
         self.events = events
         self._states: dict[int, _State] = {}
         self._passes = 0
+        self._passes_before = 0
         self._is_fresh = False
         """A forward with gradients has no backward yet."""
         self._clip: _Clip | None = None
@@ -165,12 +166,17 @@ class GradientProbe:
         state.judged += 1
         if not has_closure:
             self._judge(state, optimizer)
+        self._passes_before = self._passes
 
     def _see_stepped(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         state = self._add(optimizer)
         if self._is_looking(state):
-            if has_closure:
+            if has_closure and self._passes > self._passes_before:
                 self._judge_stale(state, optimizer)
+            elif has_closure:
+                self._judge(
+                    state, optimizer
+                )  # the closure has nothing to do: the gradients are those from before
             for held in state.held:
                 held.consumed = _stamp(held.parameter.grad)
                 held.produced = None
@@ -234,12 +240,19 @@ class GradientProbe:
         if clip is None:
             return
         concerned = [held for held in state.held if id(held.parameter) in clip.parameters]
-        if clip.parameters and not concerned:
+        if clip.parameters and not concerned and (clip.found or self._is_held(clip)):
             return
         self._clip = None
         there = [held for held in (concerned or present) if held.produced is not None]
         if not clip.found and any(not _is_zero(held.parameter.grad) for held in there):
-            self._note(state, optimizer, "unclipped", given=len(clip.parameters), clipped=clip.source)
+            told = {"given": len(clip.parameters), "held": bool(concerned), "clipped": clip.source}
+            self._note(state, optimizer, "unclipped", **told)
+
+    def _is_held(self, clip: _Clip) -> bool:
+        """Return whether what was clipped is trained at all: an average of the weights is not."""
+        living = [optimizer for state in self._states.values() if (optimizer := state.ref()) is not None]
+        groups = [group for optimizer in living for group in optimizer.param_groups]
+        return any(id(parameter) in clip.parameters for group in groups for parameter in group["params"])
 
     def _note(self, state: _State, optimizer: torch.optim.Optimizer, problem: str, **more: Any) -> None:
         count = state.counts[problem] = state.counts.get(problem, 0) + 1

@@ -218,6 +218,8 @@ class Rest:
             root.modes |= mode
 
     def _see_batch(self, iterator: Any, batch: Any) -> None:
+        if self.signature.is_on:
+            self.signature.see_batch(batch)
         key = id(getattr(iterator, "_dataset", None))
         self._iterator = weakref.ref(iterator)
         if key not in self._data:

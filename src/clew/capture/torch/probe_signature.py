@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from clew.capture.torch.leaves import list_leaves
+
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
@@ -53,6 +55,7 @@ _FOLLOWED: Final = 16
 _AT_ONCE: Final = 4
 """Parameters of an optimizer whose gradients are followed, and how many of them in one step."""
 
+_FEWEST_ROWS: Final = 4
 _HEAD_NODES: Final = 4
 _FRAMES: Final = 3
 _MOST_FRAMES: Final = 16
@@ -117,6 +120,7 @@ class Signature:
         self._codes: dict[int, tuple[CodeType, bool]] = {}
         self._lowest, self._highest = 0.0, 0.0
         self._has_failed = False
+        self._has_equal_samples: bool | None = None
 
     def begin(self) -> None:
         """The recording begins, or goes on: what has happened meanwhile is no part of a step."""
@@ -178,6 +182,18 @@ class Signature:
         self._last = event
         if not self._order[pair] and self.notice("order"):
             self._order[pair] = 1
+
+    # ---------------------------------------------------------------- the data
+
+    def see_batch(self, batch: Any) -> None:
+        """Take whether the first and the last sample of a batch are the same."""
+        leaf = next(iter(list_leaves(batch)), None)
+        if leaf is None or leaf.dim() < 2 or leaf.shape[0] < _FEWEST_ROWS or leaf.device.type != "cpu":
+            return
+        if leaf.layout == torch.strided and self._has_equal_samples is not True:
+            is_equal = torch.equal(leaf[0], leaf[-1])
+            if is_equal != self._has_equal_samples and self.notice("samples"):
+                self._has_equal_samples = is_equal
 
     # ---------------------------------------------------------------- the loss
 
