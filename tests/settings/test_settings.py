@@ -167,10 +167,12 @@ def test_broken_toml_names_the_file_and_the_line(tmp_path):
     with pytest.raises(UsageError, match=r"not valid TOML: .*line 1") as caught:
         load(tmp_path)
     assert caught.value.where == str(tmp_path / "clew.toml")
+    assert caught.value.next_step == "write lines such as every = 10"
 
 
-def test_a_broken_pyproject_without_clew_is_not_our_business(tmp_path):
-    (tmp_path / "pyproject.toml").write_text("every = \n")
+@pytest.mark.parametrize("text", ["every = \n", "tool = 3  # clew\n"])
+def test_a_broken_pyproject_without_clew_is_not_our_business(tmp_path, text):
+    (tmp_path / "pyproject.toml").write_text(text)
     assert load(tmp_path) == Settings()
 
 

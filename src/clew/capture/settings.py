@@ -132,9 +132,14 @@ def _read_pyproject(path: Path) -> dict[str, object] | None:
             return None
     except OSError:
         return None
-    table = _read_toml(path).get("tool", {}).get("clew")
+    tools = _read_toml(path).get("tool", {})
+    table = tools.get("clew") if isinstance(tools, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise UsageError("[tool.clew] must be a table", where=str(path))
+        raise UsageError(
+            "[tool.clew] must be a table",
+            where=str(path),
+            next_step="write [tool.clew] on a line of its own, and settings such as every = 10 below it",
+        )
     return table
 
 
@@ -142,9 +147,17 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the settings file is not valid TOML: {error}", where=str(path)) from None
+        raise UsageError(
+            f"the settings file is not valid TOML: {error}",
+            where=str(path),
+            next_step="write lines such as every = 10",
+        ) from None
     except OSError as error:
-        raise UsageError(f"the settings file cannot be read: {error.strerror}", where=str(path)) from None
+        raise UsageError(
+            f"the settings file cannot be read: {error.strerror}",
+            where=str(path),
+            next_step="make it readable, or take it away",
+        ) from None
     return table
 
 
