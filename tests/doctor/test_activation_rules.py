@@ -51,7 +51,30 @@ def dead_convolution(bias):
     fit(model, (x, (x.mean((1, 2, 3)) > 0.5).long()), batch=16)
 
 
+class Twice(nn.Module):
+    """Uses one ReLU for two layers of the same width."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.last, self.act = (
+            nn.Linear(8, 16),
+            nn.Linear(16, 16),
+            nn.Linear(16, 3),
+            nn.ReLU(),
+        )
+
+    def forward(self, x):
+        return self.last(self.act(self.two(self.act(self.one(x)))))
+
+
+def dead_second_use(bias):
+    model = Twice()
+    sink_bias(model.two, bias)
+    fit(model)
+
+
 DEAD = {
+    "second use": dead_second_use,
     "module": dead_module,
     "function": dead_function,
     "clamp": dead_clamp,
@@ -219,6 +242,13 @@ def flat(scale):
     on_pictures(scale, nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2)))
 
 
+def rows_of_bytes(scale):
+    """Pictures as sequences of rows, as bytes or divided by 255."""
+    x = torch.randint(0, 256, (64, 8, 16)).float() / (255.0 / scale)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2))
+    fit(model, (x, (x.mean((1, 2)) > x.mean()).long()), batch=16, lr=1e-2 / scale**2, steps=12)
+
+
 def table(scale):
     x, y = blobs()
     model = mlp()
@@ -228,6 +258,7 @@ def table(scale):
 UNSCALED = {
     "pictures": lambda bad: on_pictures(255.0 if bad else 1.0),
     "flat pictures": lambda bad: flat(255.0 if bad else 1.0),
+    "rows of bytes": lambda bad: rows_of_bytes(255.0 if bad else 1.0),
     "far from zero": lambda bad: on_pictures(1.0, offset=100.0 if bad else 0.0),
     "large numbers": lambda bad: table(1e5 if bad else 1.0),
 }

@@ -108,6 +108,19 @@ HIGH = {
 }
 
 
+def test_too_high_for_layers_that_die_of_it(judge):
+    def train():
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10)
+        )
+        x, y = torch.randn(256, 1, 12, 12), torch.randint(0, 10, (256,))
+        fit(model, (x, y), lr=5.0, steps=40)
+
+    judged = judge(train)
+    assert judged.ids == ["O08"], judged
+    assert "M11" in {each.id for each in judged["O08"].explains}
+
+
 @pytest.mark.parametrize("spelling", HIGH)
 def test_too_high(judge, spelling):
     judged = judge(lambda: HIGH[spelling](True))

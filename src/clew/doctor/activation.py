@@ -22,11 +22,11 @@ _OUTPUT: Final = (
 
 def _streaks(case: Case, forms: tuple[str, ...], share: Any) -> list[tuple[dict[str, Any], int]]:
     """Return, for each activation that is ill now, its newest block of batches and the step since when it is."""
-    streaks: dict[tuple[str, int], tuple[dict[str, Any], int]] = {}
+    streaks: dict[tuple[str, int, int], tuple[dict[str, Any], int]] = {}
     for note in case.noted("activation"):
         if note["form"] not in forms:
             continue
-        key = (note["site"], int(note["units"]))
+        key = (note["site"], int(note["units"]), int(note.get("turn", 0)))
         if share(note) <= 0.9:
             streaks.pop(key, None)
             continue

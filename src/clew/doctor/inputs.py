@@ -60,6 +60,8 @@ def _is_image(note: dict[str, Any]) -> bool:
     shape = note["shape"]
     if len(shape) > 3 and note["type"].startswith("Conv"):
         return True
+    if len(shape) == 3:  # rows or patches of bytes
+        return bool(note.get("is_whole")) and note["max"] > 200 and shape[1] * shape[2] >= 64
     return len(shape) == 2 and shape[1] >= 64 and float(note["mean"]) > 5
 
 

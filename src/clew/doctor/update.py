@@ -109,7 +109,9 @@ def _diverges_at_start(case: Case, loss: Losses) -> list[Found]:
     later = later[np.isfinite(later)]
     if not first > 0 or not len(later) or len(paces) < (2 if len(broken) else 10):
         return []
-    pace = float(np.median(paces))
+    # What a large step has killed moves no more: only steps that moved anything tell how large they are.
+    moving = paces[paces > 0]
+    pace = float(np.median(moving)) if len(moving) else 0.0
     # A loss that has exploded may come down again, to weights that are too large to be moved.
     smooth = _smooth(later, 2 if len(broken) else 5)
     highest, reached = float(smooth.max()), float(smooth[-1])

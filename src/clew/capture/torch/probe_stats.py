@@ -26,6 +26,7 @@ _BLOCK: Final = 10
 _INPUT_STEPS: Final = 3
 _FEW: Final = 8
 _MOSTLY: Final = 0.9
+_MOST_TURNS: Final = 3
 _FEATURES: Final = 4096
 _SAMPLES: Final = 64
 """Of an output at most so many numbers of so many samples are compared."""
@@ -45,8 +46,9 @@ _MIXERS: Final = (torch.nn.Linear, torch.nn.RNNBase, *_CONVOLUTIONS)
 class _Activation:
     """What one activation did over a block of batches."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, turn: int = 0) -> None:
         self.form = form
+        self.turn = turn
         self.batches = 0
         self.samples = 0
         self.units = 0
@@ -96,9 +98,10 @@ class StatsProbe:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._activations: dict[tuple[str, int], _Activation] = {}
+        self._activations: dict[tuple[str, int, int], _Activation] = {}
         self._outputs: dict[str, _Outputs] = {}
         self._seen: dict[int, _Activation] = {}
+        self._turns: dict[tuple[str, int], int] = {}
         self._serial = -1
         self._troubled = -1
         self._row = Rows(capacity=1)
@@ -115,6 +118,7 @@ class StatsProbe:
         if self._serial != self.recorder.serial:
             self._serial = self.recorder.serial
             self._seen.clear()
+            self._turns.clear()
         module, output = call.module, call.output
         if isinstance(module, _MIXERS) and call.args and _is_plain(call.args[0]):
             self._see_input(module, call.entry.name, call.args[0])
@@ -174,6 +178,7 @@ class StatsProbe:
                 "type": type(module).__name__,
                 "shape": list(tensor.shape),
                 "zero": float(row[STAT_INDEX["zero"]]) / tensor.numel(),
+                "is_whole": stats["max"] > 50 and _is_whole(tensor),
                 **stats,
             },
         )
@@ -189,15 +194,17 @@ class StatsProbe:
         address = tensor.data_ptr()
         if address in self._seen or not tensor.numel() or not 0 <= units < tensor.dim():
             return
-        # One module may serve several layers: their numbers of units tell them apart.
-        activation = self._activations.setdefault((site, tensor.shape[units]), _Activation("relu"))
+        # One module may serve several layers: their numbers of units tell them apart, and their order in a step.
+        key = (site, tensor.shape[units])
+        turn = self._turns[key] = min(self._turns.get(key, -1) + 1, _MOST_TURNS)
+        activation = self._activations.setdefault((*key, turn), _Activation("relu", turn))
         self._seen[address] = activation
         with torch.no_grad():
             activation.see_units(tensor.detach(), units)
         self._count(site, activation, tensor.numel() // tensor.shape[units])
 
     def _see_bounded(self, site: str, tensor: torch.Tensor, form: str) -> None:
-        activation = self._activations.setdefault((site, 0), _Activation(form))
+        activation = self._activations.setdefault((site, 0, 0), _Activation(form))
         with torch.no_grad():
             values = tensor.detach()
             far = (values - 0.5).abs() > 0.49 if form == "sigmoid" else values.abs() > 0.99
@@ -214,6 +221,7 @@ class StatsProbe:
             {
                 "site": site,
                 "form": activation.form,
+                "turn": activation.turn,
                 "is_output": activation.is_output,
                 "batches": activation.batches,
                 "samples": activation.samples,
@@ -296,6 +304,12 @@ def _is_plain(value: Any) -> bool:
         and not value.is_nested
         and not value.is_meta
     )
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether some of the numbers of a tensor are whole numbers, as bytes are."""
+    some = tensor.detach().reshape(-1)[:_FEATURES]
+    return bool((some == some.round()).all())
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
