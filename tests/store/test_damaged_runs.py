@@ -12,6 +12,7 @@ from clew.model.record import RunInfo
 from clew.model.schema import FORMAT_VERSION
 from clew.query import Run
 from clew.store import layout, manifest
+from clew.store.summary import Summary, read_summary
 from clew.store.writer import Writer
 from clew.testing.runs import ROWS, make_record, make_run, make_sites
 
@@ -248,3 +249,45 @@ def test_a_made_up_state_is_read_as_died(tmp_path):
     text = (folder / "run.json").read_text().replace('"complete"', '"resting"')
     (folder / "run.json").write_text(text)
     assert Run(folder).state == "died"
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value"),
+    [
+        ("run.json", ["started"], None),
+        ("run.json", ["command"], [1, 2]),
+        ("run.json", ["process"], "x"),
+        ("run.json", ["notes"], {"a": 1}),
+        ("rank0/sites.json", ["sites", 0], "x"),
+        ("rank0/sites.json", ["sites", 0, "name"], 7),
+        ("rank0/sites.json", ["sites", 0, "shape"], ["x"]),
+        ("rank0/sites.json", ["sites"], 3),
+        ("rank0/summary.json", ["loss"], ["x"]),
+        ("rank0/summary.json", ["steps"], None),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_found_on_reading(file, path, value, parts_run, copy):
+    folder = copy(parts_run)
+    content = whole = json.loads((folder / file).read_text())
+    for key in path[:-1]:
+        content = content[key]
+    content[path[-1]] = value
+    (folder / file).write_text(json.dumps(whole))
+    run = Run(folder)
+    table = run.stats(columns=["l2"])
+    assert np.array_equal(table["l2"], exact(range(12)))
+    assert all(isinstance(name, str) for name in table["site"])
+    if file == "rank0/summary.json":
+        assert read_summary(folder, 0) == Summary()
+    else:
+        (problem,) = run.problems
+        assert problem.startswith(f"{file} is damaged (")
+
+
+def test_a_later_version_may_add_fields(parts_run, copy):
+    folder = copy(parts_run)
+    sites = folder / "rank0/sites.json"
+    content = json.loads(sites.read_text())
+    content["sites"][0]["colour"] = "red"
+    sites.write_text(json.dumps(content))
+    assert Run(folder).problems == []

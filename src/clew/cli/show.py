@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from clew.cli.choice import add_filters, add_run, open_chosen, parse_step, split_words
-from clew.errors import UsageError
+from clew.errors import RunBroken, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -82,4 +82,11 @@ def _exception_page(run: Run, rank: int | None) -> Page:
         raise UsageError(
             "no exception of torch ended this run", where=str(run.path), next_step=f"clew show {run.name}"
         )
-    return make_page(card)
+    try:
+        return make_page(card)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunBroken(
+            f"what was kept of the exception is damaged ({error!r})",
+            where=str(run.path),
+            next_step=f"clew show {run.name}",
+        ) from None

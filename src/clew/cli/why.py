@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clew.cli.choice import add_run, open_chosen
+from clew.errors import RunBroken
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from clew.cli.parser import Parser
+    from clew.query.run import Run
+    from clew.views.block import Page
 
 
 def configure(parser: Parser) -> None:
@@ -30,14 +33,27 @@ def execute(args: Namespace) -> int:
     """Print the verdict; exit 1 when no cause was found."""
     from clew.api.why import why
 
-    verdict = why(open_chosen(args), step=args.step, rank=args.rank, rerun=args.rerun)
+    run = open_chosen(args)
+    verdict = why(run, step=args.step, rank=args.rank, rerun=args.rerun)
     if args.json:
         from clew.render.json import dump
 
         sys.stdout.write(dump(verdict))
     else:
         from clew.render.terminal import show
-        from clew.views.why_page import make_page
 
-        show(make_page(verdict))
+        show(_make_page(verdict, run))
     return 0 if verdict["found"] else 1
+
+
+def _make_page(verdict: dict[str, Any], run: Run) -> Page:
+    from clew.views.why_page import make_page
+
+    try:
+        return make_page(verdict)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunBroken(
+            f"the verdict that was kept is damaged ({error!r})",
+            where=str(run.path),
+            next_step=f"clew why {run.name} --rerun",
+        ) from None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE: Final = "exception.json"
+_WORDS: Final = ("error", "message")
 
 
 def write_exception(rank_folder: Path, card: dict[str, Any]) -> None:
@@ -25,4 +26,7 @@ def read_exception(rank_folder: Path) -> dict[str, Any] | None:
         card = json.loads((rank_folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return card if isinstance(card, dict) and {"error", "message", "step"} <= card.keys() else None
+    if not isinstance(card, dict):
+        return None
+    is_card = isinstance(card.get("step"), int) and all(isinstance(card.get(word), str) for word in _WORDS)
+    return card if is_card else None

@@ -6,14 +6,14 @@ import fcntl
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clew.errors import RunTooNew
 from clew.model.record import RunInfo
 from clew.model.schema import FORMAT_VERSION
-from clew.store import layout
+from clew.store import layout, typed
 
 STATES: Final = ("recording", "complete", "died")
 
@@ -78,19 +78,12 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
             where=str(path),
             next_step="install a newer clew: pip install --upgrade clew",
         )
-    known = {name: content[name] for name in _names(RunInfo) if name in content}
-    process = content.get("process")
-    told = {k: v for k, v in process.items() if k in _names(Process)} if isinstance(process, dict) else {}
     return Manifest(
-        info=RunInfo(**{"name": folder.name, **known, "rank": rank}),
+        info=typed.make(RunInfo, {"name": folder.name, **content, "rank": rank}),
         format=content["format"],
-        process=Process(**told),
+        process=typed.make(Process, content.get("process", {})),
         stopped=str(content.get("stopped", "")),
     )
-
-
-def _names(kind: type[Any]) -> set[str]:
-    return {item.name for item in fields(kind)}
 
 
 def acquire_lock(folder: Path, rank: int) -> int | None:

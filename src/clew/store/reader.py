@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from clew.model.record import Fault, RunInfo, Site
-from clew.store import layout, tables
+from clew.store import layout, tables, typed
 from clew.store import tail as tails
 from clew.store.manifest import Manifest, read_manifest, resolve_state
 from clew.store.part import Part, read_pairs
@@ -229,7 +229,9 @@ class RankReader:
         sites: list[Site] = []
         reason = ""
         try:
-            sites = [_site(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["sites"]]
+            sites = [
+                typed.make(Site, entry) for entry in json.loads(path.read_text(encoding="utf-8"))["sites"]
+            ]
         except FileNotFoundError:
             reason = "missing"
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -254,7 +256,7 @@ class RankReader:
         faults = []
         for line in lines:
             try:
-                faults.append(Fault(**json.loads(line)))
+                faults.append(typed.make(Fault, json.loads(line)))
             except (ValueError, TypeError):
                 continue
         return faults
@@ -262,11 +264,3 @@ class RankReader:
     def _note(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
-
-
-_SITE_FIELDS = {item.name for item in fields(Site)}
-
-
-def _site(entry: dict[str, Any]) -> Site:
-    known = {name: value for name, value in entry.items() if name in _SITE_FIELDS}
-    return Site(**{**known, "shape": tuple(known.get("shape", ()))})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clew.store import layout
+from clew.store import layout, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,8 +42,6 @@ def read_summary(folder: Path, rank: int) -> Summary:
     """Read the summary of a rank; an empty one when there is none or it is damaged."""
     path = layout.rank_folder(folder, rank) / layout.SUMMARY
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        known = {item.name: content[item.name] for item in fields(Summary) if item.name in content}
+        return typed.make(Summary, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return Summary()
-    return Summary(**known)

@@ -36,6 +36,6 @@ def read_verdicts(rank_folder: Path) -> list[dict[str, Any]]:
             verdict = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(verdict, dict) and isinstance(verdict.get("step"), int):
+        if isinstance(verdict, dict) and isinstance(verdict.get("step"), int) and "found" in verdict:
             found.append(verdict)
     return found
