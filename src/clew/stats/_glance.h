@@ -3,14 +3,16 @@
 
    Includes nothing: it is a part of _kernel.c. */
 
-static PyObject *str_grad, *str_version, *str_f_back, *str_f_code, *str_f_lasti;
+static PyObject *str_grad, *str_grad_fn, *str_version, *str_f_back, *str_f_code, *str_f_lasti;
 
 enum { IS_UNKNOWN = -2, IS_FINE = -1 };
 enum { MAX_DEPTH = 5, MOST_PARTS = 64 };
 
 static int intern_glance_names(void)
 {
-    return (str_grad = PyUnicode_InternFromString("grad")) && (str_version = PyUnicode_InternFromString("_version")) &&
+    return (str_grad = PyUnicode_InternFromString("grad")) &&
+           (str_grad_fn = PyUnicode_InternFromString("grad_fn")) &&
+           (str_version = PyUnicode_InternFromString("_version")) &&
            (str_f_back = PyUnicode_InternFromString("f_back")) &&
            (str_f_code = PyUnicode_InternFromString("f_code")) &&
            (str_f_lasti = PyUnicode_InternFromString("f_lasti"));
@@ -54,6 +56,240 @@ static PyObject *read_number(PyObject *module, PyObject *tensor)
     if (!read_tensor(tensor, 0, &task, NULL) || (task.type != F32 && task.type != F64) || task.count != 1)
         Py_RETURN_NONE;
     return PyFloat_FromDouble(task.type == F32 ? (double)*(const float *)task.data : *(const double *)task.data);
+}
+
+static double read_element(const Task *task, int64_t at)
+{
+    switch (task->type) {
+    case F32:
+        return (double)((const float *)task->data)[at];
+    case F64:
+        return ((const double *)task->data)[at];
+    case I64:
+        return (double)((const int64_t *)task->data)[at];
+    case I32:
+        return (double)((const int32_t *)task->data)[at];
+    default:
+        return (double)((const uint8_t *)task->data)[at];
+    }
+}
+
+/* Whether a tensor is told simply: elements of a usual type, one after another. */
+static int read_simple(PyObject *tensor, Task *task)
+{
+    return read_tensor(tensor, 0, task, NULL) && (task->type == F32 || task->type == F64 || task->type == I64 ||
+                                                  task->type == I32 || task->type == U8);
+}
+
+/* How far elements lie apart of which about so many are taken. */
+static int64_t spread(int64_t count, int64_t most)
+{
+    return most > 0 && count / most > 1 ? count / most : 1;
+}
+
+PyDoc_STRVAR(glance_doc, "glance(tensor, most) -> tuple | None\n\n"
+                         "Return at most so many numbers of a tensor, evenly spread; None where it is not simply memory.");
+
+static PyObject *glance(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Task task;
+    (void)module;
+    if (!check_count(n, 2))
+        return NULL;
+    int64_t most = PyLong_AsLongLong(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!read_simple(args[0], &task))
+        Py_RETURN_NONE;
+    int64_t apart = spread(task.count, most), size = (task.count + apart - 1) / apart;
+    size = size < most ? size : most;
+    PyObject *numbers = PyTuple_New((Py_ssize_t)size);
+    for (int64_t i = 0; numbers && i < size; i++) {
+        PyObject *number = task.type == F32 || task.type == F64 ? PyFloat_FromDouble(read_element(&task, i * apart))
+                           : task.type == I64 ? PyLong_FromLongLong(((const int64_t *)task.data)[i * apart])
+                                              : PyLong_FromLongLong((int64_t)read_element(&task, i * apart));
+        if (!number || PyTuple_SetItem(numbers, (Py_ssize_t)i, number) < 0)
+            Py_CLEAR(numbers);
+    }
+    return numbers;
+}
+
+PyDoc_STRVAR(add_up_doc, "add_up(tensor, most) -> float | None\n\n"
+                         "Return the sum of the magnitudes of up to twice so many numbers of a tensor, evenly spread; None\n"
+                         "where it is not simply memory.");
+
+static PyObject *add_up(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Task task;
+    double sum = 0;
+    (void)module;
+    if (!check_count(n, 2))
+        return NULL;
+    int64_t most = PyLong_AsLongLong(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!read_simple(args[0], &task))
+        Py_RETURN_NONE;
+    int64_t apart = spread(task.count, most);
+    for (int64_t i = 0; i < task.count; i += apart) {
+        double value = read_element(&task, i);
+        sum += value < 0 ? -value : value;
+    }
+    return PyFloat_FromDouble(sum);
+}
+
+static PyObject *copy_rows(const Task *task, int64_t rows, int64_t numbers)
+{
+    int64_t length = task->count / rows, apart = spread(length, numbers), size = (length + apart - 1) / apart;
+    size = size < numbers ? size : numbers;
+    int width = type_width[task->type];
+    PyObject *memory = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * size * width));
+    if (!memory)
+        return NULL;
+    char *to = PyBytes_AsString(memory);
+    for (int64_t row = 0; row < rows; row++, to += size * width)
+        copy_run(to, task->data + row * length * width, size, apart * width, width);
+    return memory;
+}
+
+PyDoc_STRVAR(sample_rows_doc, "sample_rows(tensor, rows, numbers) -> bytes | None\n\n"
+                              "Return the memory of up to so many numbers of each of the rows that a tensor is divided into,\n"
+                              "evenly spread; None where it is not simply memory.");
+
+static PyObject *sample_rows(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Task task;
+    (void)module;
+    if (!check_count(n, 3))
+        return NULL;
+    int64_t rows = PyLong_AsLongLong(args[1]), numbers = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!read_simple(args[0], &task) || rows < 1 || numbers < 1 || task.count % rows)
+        Py_RETURN_NONE;
+    return copy_rows(&task, rows, numbers);
+}
+
+enum { IS_STRANGE = -1, IS_NOTHING = 0, IS_FOUND = 1 };
+
+/* Find the first tensor whose rows are data: not computed, with enough numbers each. */
+static int find_rows(PyObject *value, int64_t fewest, int depth, Task *task, int64_t *rows)
+{
+    Told told;
+    if (value == Py_None || PyUnicode_Check(value) || PyLong_Check(value) || PyFloat_Check(value))
+        return IS_NOTHING;
+    if (is_plain_type(value)) {
+        if (!read_tensor_told(value, 0, task, NULL, &told) || told.dims < 0)
+            return IS_STRANGE;
+        if (told.dims < 2 || !task->count || task->count / told.shape[0] < fewest)
+            return IS_NOTHING;
+        PyObject *node = PyObject_GetAttr(value, str_grad_fn);
+        int is_data = node == Py_None;
+        Py_XDECREF(node);
+        *rows = told.shape[0];
+        return !is_data ? IS_NOTHING : task->type == F32 || task->type == F64 || task->type == I64 ||
+                                               task->type == I32 || task->type == U8 ? IS_FOUND : IS_STRANGE;
+    }
+    int found = depth > MAX_DEPTH ? IS_STRANGE : IS_NOTHING;
+    PyObject *part;
+    Py_ssize_t at = 0, size = PyObject_Size(value);
+    if (size < 0 || size > MOST_PARTS)
+        found = IS_STRANGE;
+    else if (PyDict_CheckExact(value))
+        while (found == IS_NOTHING && PyDict_Next(value, &at, NULL, &part))
+            found = find_rows(part, fewest, depth + 1, task, rows);
+    else if (PyTuple_CheckExact(value) || PyList_CheckExact(value))
+        for (; found == IS_NOTHING && at < size; at++) {
+            part = PyTuple_CheckExact(value) ? PyTuple_GetItem(value, at) : PyList_GetItem(value, at);
+            found = find_rows(part, fewest, depth + 1, task, rows);
+        }
+    else
+        found = IS_STRANGE;
+    PyErr_Clear();
+    return found;
+}
+
+PyDoc_STRVAR(sample_first_doc, "sample_first(value, numbers, fewest) -> tuple | None\n\n"
+                               "Return what ``sample_rows`` gives of the first tensor in a value whose rows are data, with how many\n"
+                               "rows it has and the number of its type; None where something in the value is not plain, () where\n"
+                               "there is no such tensor.");
+
+static PyObject *sample_first(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    Task task;
+    int64_t rows = 0;
+    (void)module;
+    if (!check_count(n, 3))
+        return NULL;
+    int64_t numbers = PyLong_AsLongLong(args[1]), fewest = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    int found = is_observed() ? IS_STRANGE : find_rows(args[0], fewest, 0, &task, &rows);
+    if (found == IS_STRANGE)
+        Py_RETURN_NONE;
+    if (found == IS_NOTHING)
+        return PyTuple_New(0);
+    PyObject *memory = copy_rows(&task, rows, numbers);
+    return memory ? Py_BuildValue("LNi", (long long)rows, memory, (int)task.type) : NULL;
+}
+
+PyDoc_STRVAR(find_place_doc, "find_place(frame, known, judge, frames, most) -> tuple\n\n"
+                             "Return the identity and the place of the code of the innermost frames, so many of those that count\n"
+                             "among so many; ``known`` keeps by identity what ``judge`` says of a code: whether it counts.");
+
+static PyObject *find_place(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (!check_count(n, 5))
+        return NULL;
+    long frames = PyLong_AsLong(args[3]), most = PyLong_AsLong(args[4]);
+    PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0), *frame = args[0];
+    Py_INCREF(frame);
+    for (long i = 0; found && frame && frame != Py_None && i < most && PyList_Size(found) < 2 * frames; i++) {
+        PyObject *code = PyObject_GetAttr(frame, str_f_code), *id = code ? PyLong_FromVoidPtr(code) : NULL;
+        PyObject *counts = id ? PyDict_GetItemWithError(args[1], id) : NULL;
+        Py_XINCREF(counts);
+        if (id && !counts && !PyErr_Occurred()) {
+            counts = PyObject_CallFunctionObjArgs(args[2], code, NULL);
+            if (counts && PyDict_SetItem(args[1], id, counts) < 0)
+                Py_CLEAR(counts);
+        }
+        PyObject *place = counts == Py_True ? PyObject_GetAttr(frame, str_f_lasti) : NULL;
+        PyObject *back = counts ? PyObject_GetAttr(frame, str_f_back) : NULL;
+        if (!back || (counts == Py_True && (!place || PyList_Append(found, id) < 0 || PyList_Append(found, place) < 0)))
+            Py_CLEAR(found);
+        Py_XDECREF(code);
+        Py_XDECREF(id);
+        Py_XDECREF(counts);
+        Py_XDECREF(place);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+    PyObject *all = found ? PyList_AsTuple(found) : NULL;
+    Py_XDECREF(found);
+    return all;
+}
+
+PyDoc_STRVAR(stamp_doc, "stamp(tensors) -> list\n\n"
+                        "Return, for each tensor of a list, the identity and the version of its gradient; None without one.");
+
+static PyObject *stamp(PyObject *module, PyObject *tensors)
+{
+    PyObject *stamps = PyList_New(0);
+    (void)module;
+    for (Py_ssize_t i = 0; stamps && i < PyList_Size(tensors); i++) {
+        PyObject *gradient = PyObject_GetAttr(PyList_GetItem(tensors, i), str_grad), *entry = NULL;
+        if (gradient == Py_None)
+            entry = Py_NewRef(Py_None);
+        else if (gradient)
+            entry = Py_BuildValue("NL", PyLong_FromVoidPtr(gradient), (long long)read_version(gradient));
+        if (!entry || PyList_Append(stamps, entry) < 0)
+            Py_CLEAR(stamps);
+        Py_XDECREF(entry);
+        Py_XDECREF(gradient);
+    }
+    return stamps;
 }
 
 /* IS_FINE also where there is nothing to look at. */

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from clew.capture.torch.leaves import local_part
+from clew.stats.compiled import ELEMENT_TYPES
+from clew.stats.rows import KERNEL
 
 _NUMPY: Final = frozenset((torch.float32, torch.float64, torch.int64, torch.int32, torch.bool))
+_TYPES: Final[dict[torch.dtype, np.dtype[Any]]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+    torch.uint8: np.dtype(np.uint8),
+    torch.bool: np.dtype(np.bool_),
+}
+
+_CODES: Final = {ELEMENT_TYPES.index(dtype.name): dtype for dtype in _TYPES.values() if dtype.name != "bool"}
+
+Stamp = tuple[int, int]
+"""One state of a gradient: which tensor it is and how often it was written."""
 
 
 def thin(tensor: torch.Tensor, most: int) -> Any:
@@ -23,4 +39,49 @@ def thin(tensor: torch.Tensor, most: int) -> Any:
 
 def glance(tensor: torch.Tensor, most: int) -> tuple[float, ...]:
     """Return a few numbers of a dense tensor, evenly spread over it."""
-    return tuple(thin(tensor, most)[:most].tolist())
+    numbers = KERNEL.glance(tensor, most) if KERNEL is not None else None
+    return tuple(thin(tensor, most)[:most].tolist()) if numbers is None else numbers
+
+
+def add_up(tensor: torch.Tensor, most: int) -> float:
+    """Return the sum of the magnitudes of some numbers of a dense tensor."""
+    found = KERNEL.add_up(tensor, most) if KERNEL is not None else None
+    if found is None:
+        some = thin(tensor, most)
+        found = abs(some.astype(np.float64) if isinstance(some, np.ndarray) else some.double()).sum()
+    return float(found)
+
+
+def sample_rows(tensor: torch.Tensor, numbers: int) -> tuple[bytes, np.dtype[Any]]:
+    """Return a copy of a few numbers of each row of a dense tensor, one row after another, and their type."""
+    if KERNEL is not None and tensor.dtype in _TYPES:
+        memory = KERNEL.sample_rows(tensor, len(tensor), numbers)
+        if memory is not None:
+            return memory, _TYPES[tensor.dtype]
+    held = tensor.detach()
+    is_plain = held.is_cpu and held.dtype in _NUMPY and not held.is_neg()
+    rows: Any = (held.numpy() if is_plain else held).reshape(len(held), -1)
+    some = rows[:, :: max(1, rows.shape[1] // numbers)][:, :numbers]
+    copied = np.ascontiguousarray(some if is_plain else some.double().cpu().numpy())
+    return copied.tobytes(), copied.dtype
+
+
+def sample_first(
+    value: Any, numbers: int, fewest: int
+) -> tuple[int, bytes, np.dtype[Any]] | tuple[()] | None:
+    """Return the same for the first plain tensor in a value that was not computed and has enough numbers a row, and how
+    many rows; nothing where there is none, None where the value has to be searched by its parts.
+    """
+    found = KERNEL.sample_first(value, numbers, fewest) if KERNEL is not None else None
+    return (found[0], found[1], _CODES[found[2]]) if found else found
+
+
+def stamp(parameters: list[torch.Tensor]) -> list[Stamp | None]:
+    """Return the states of the gradients of some parameters, None for one without."""
+    return KERNEL.stamp(parameters) if KERNEL is not None else stamp_slowly(parameters)
+
+
+def stamp_slowly(parameters: list[torch.Tensor]) -> list[Stamp | None]:
+    """Do the same where there is no kernel."""
+    gradients = [parameter.grad for parameter in parameters]
+    return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]

@@ -22,6 +22,7 @@ from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_change import Given, find_leak, find_mixing, find_time
 from clew.capture.torch.probe_events import is_library
+from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 _AT_STEP: Final = 21
 """After the first steps, in which everything looks at once."""
+
+_SOONEST_SECONDS: Final = 4.0
+"""A copy of the process takes some 20 ms, which a run has to have paid for; a shorter run is asked at its end."""
 
 _FEWEST_STEPS: Final = 3
 _PATIENCE_SECONDS: Final = 10.0
@@ -68,6 +72,7 @@ class AgainProbe:
         self._sizes: dict[int, int] = {}
         self._patches: Patches | None = None
         self._is_asked = False
+        self._is_keeping = True
         self._child = 0
         self._reading = -1
         self._since = 0.0
@@ -75,6 +80,7 @@ class AgainProbe:
     def install(self, patches: Patches) -> None:
         """Begin to keep inputs."""
         self._patches = patches
+        self._since, self._is_keeping = time.monotonic(), True
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_loss, self._see_loss)
@@ -102,14 +108,16 @@ class AgainProbe:
             first = next((leaf for _, leaf in walk(output)), None)
             if len(self._models) >= _MOST_MODELS or first is None or not first.requires_grad:
                 return
-            if next(module.parameters(), None) is None:
+            if not has_parameters(module):
                 return
             model = self._models[id(module)] = _Model(module)
         model.calls += 1
+        if model.calls > _FEWEST_STEPS + 1:
+            return
         leaf = next(
             (leaf for _, leaf in walk((args, kwargs)) if leaf.layout == torch.strided and leaf.dim()), None
         )
-        if leaf is None or leaf.grad_fn is not None or model.calls > _FEWEST_STEPS + 1:
+        if leaf is None or leaf.grad_fn is not None:
             return
         places = enumerate(each for _, each in walk((args, kwargs)))
         tokens = [(at, each) for at, each in places if each.dtype == torch.int64 and each.dim() == 2]
@@ -144,7 +152,12 @@ class AgainProbe:
         elif self._is_asked and self._patches is not None:
             self._patches.hush((self,))
         elif self.recorder.step >= _AT_STEP:
-            self._ask()
+            if self._is_keeping and self._patches is not None:
+                self._is_keeping = False
+                recorder = self.recorder
+                self._patches.hush((self,), (recorder.on_batch, recorder.on_root, recorder.on_loss))
+            if time.monotonic() - self._since > _SOONEST_SECONDS:
+                self._ask()
 
     def _finish(self) -> None:
         """The recording ends: ask now if it was too short, and wait a little for the answer."""

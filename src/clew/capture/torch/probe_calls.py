@@ -62,6 +62,11 @@ class CallProbe:
         for seen in self._seen.values():
             seen.training = 0
 
+    def is_settled(self) -> bool:
+        """Return whether nothing waits to be told, and no normalisation was given few values."""
+        is_waiting = any(seen.pending for seen in self._seen.values())
+        return not is_waiting and not any(few for few, _ in self._norms.values())
+
     def _let_go(self) -> None:
         self.recorder.around = None
 
@@ -101,20 +106,23 @@ class CallProbe:
                     self._note_once("extreme-dropout", {"site": facts["function"], **facts})
             elif len(seen.pending) < _MOST_PENDING:
                 seen.pending.append(("dropout-in-eval", facts))
+                self._tell(seen)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self.recorder.guard.fault(error, "functions of a forward", step=self.recorder.step)
 
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
-        """What was seen of a model counts once the model is trained."""
         for seen in self._seen.values():
-            if not seen.pending:
-                continue
-            module = seen.ref()
-            root = self.modes.find(module) if module is not None else None
-            if root is not None and root.is_trained:
-                for kind, facts in seen.pending:
-                    self.recorder.note(kind, {"root": self.modes.name(root), **facts})
-                seen.pending.clear()
+            if seen.pending:
+                self._tell(seen)
+
+    def _tell(self, seen: _Seen) -> None:
+        """What was seen of a model counts once the model is trained."""
+        module = seen.ref()
+        root = self.modes.find(module) if module is not None else None
+        if root is not None and root.is_trained:
+            for kind, facts in seen.pending:
+                self.recorder.note(kind, {"root": self.modes.name(root), **facts})
+            seen.pending.clear()
 
     def _scan_dropout(self, module: torch.nn.Module) -> None:
         for name, probability in find_extreme_dropout(module):
@@ -125,6 +133,7 @@ class CallProbe:
         raw = [name for name, _, vector in list_spectral_vectors(module) if vector._version == 0]
         if raw:
             seen.pending.append(("raw-spectral-norm", {"layers": raw[:8], "count": len(raw)}))
+            self._tell(seen)
 
     def _note_once(self, kind: str, data: dict[str, Any]) -> None:
         key = f"{kind} {data['site']}"

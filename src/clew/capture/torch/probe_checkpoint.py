@@ -38,7 +38,17 @@ class _Model:
     def __init__(self, module: torch.nn.Module) -> None:
         self.ref = weakref.ref(module)
         self.names: list[str] = []
+        self.owners: list[tuple[weakref.ref[torch.nn.Module], str]] = []
+        """The modules that hold these weights, and their names there."""
         self.states: dict[Glance, int] = {}
+
+    def find_owners(self) -> None:
+        """Look up who holds the weights; asking the model by their whole names takes too long for every step."""
+        module = self.ref()
+        if module is not None:
+            pairs = [name.rpartition(".") for name in self.names]
+            owners = [(dict(module.named_modules()).get(path), last) for path, _, last in pairs]
+            self.owners = [(weakref.ref(owner), last) for owner, last in owners if owner is not None]
 
 
 class _Kept:
@@ -113,11 +123,16 @@ class CheckpointProbe:
             model.names = [names[0], names[-1]] if names else []
             if names:
                 self._models.append(model)
+        for model in self._models:
+            model.find_owners()
 
     def _keep(self, model: _Model, step: int) -> None:
         module = model.ref()
         if module is not None:
-            model.states[_glance_at([_find_parameter(module, name) for name in model.names])] = step
+            owners = [(ref(), name) for ref, name in model.owners]
+            held: list[torch.Tensor | None]
+            held = [owner._parameters.get(name) for owner, name in owners if owner is not None]
+            model.states[_glance_at(held)] = step
 
     # ---------------------------------------------------------------- saving
 
@@ -294,11 +309,11 @@ def _find_parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def _glance_at(tensors: list[torch.Tensor | None]) -> Glance:
-    values: list[float] = []
+    values: Glance = ()
     for tensor in tensors:
-        if tensor is not None and tensor.layout == torch.strided and tensor.device.type != "meta":
+        if tensor is not None and tensor.layout == torch.strided and not tensor.is_meta:
             values += glance(local_part(tensor), _GLANCE)
-    return tuple(values)
+    return values
 
 
 def _is_shared(first: list[torch.Tensor | None], second: list[torch.Tensor | None]) -> bool:

@@ -107,6 +107,12 @@ class CoverageProbe:
         self._at, self._growth_looks = (-1, -1, -1, -1), _STEPS
         self._lost.begin()
 
+    def is_settled(self) -> bool:
+        """Return whether all parameters have had a gradient or are told of, and no gradient goes unused."""
+        if self._lost.is_looking or not all(state.is_told for state in self._trained.values()):
+            return False
+        return not any(0 < each.count <= _SIGHTINGS for each in self._unheld.values())
+
     # ---------------------------------------------------------------- what happens
 
     def _see_call(self, call: Call) -> None:

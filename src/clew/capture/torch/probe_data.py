@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.torch.glance import glance
-from clew.capture.torch.leaves import local_part, walk
+from clew.capture.torch.leaves import list_leaves, local_part, walk
 from clew.capture.torch.probe_events import find_line
+from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from clew.capture.torch.saved import SavedRegions
 
 _FIRST_STEPS: Final = 20
+_INPUT_STEPS: Final = 4
+"""Steps in which samples are compared; more of them where some were equal."""
+
 _FEWEST_ROWS: Final = 4
 _FEWEST_NUMBERS: Final = 4
 _EQUAL_BATCHES: Final = 2
@@ -79,6 +83,16 @@ class DataProbe:
         patches.listen(self.recorder.on_each_loss, self._see_loss)
         self.recorder.note("probe", {"probe": "data"})
 
+    def is_settled(self) -> bool:
+        """Return whether no samples and no batches of the last steps were equal."""
+        is_repeating = self._repeats > 1 or any(each.same > 1 for each in self._fetched.values())
+        return not self._equal and not is_repeating
+
+    def wake(self) -> None:
+        """Compare the batches from here on."""
+        self._fetches, self._repeats, self._inputs, self._waiting = 0, 0, (), None
+        self._fetched.clear()
+
     # ---------------------------------------------------------------- what loaders give
 
     def _see_batch(self, iterator: Any, batch: Any) -> None:
@@ -134,11 +148,12 @@ class DataProbe:
         if not torch.is_grad_enabled():
             self._waiting = None
             return
-        if self._waiting is not None and next(module.parameters(), None) is not None:
+        if self._waiting is not None and has_parameters(module):
             self._see_fetched(self._waiting)
             self._waiting = None
         if module.training and self._is_first() and not self.recorder.in_backward:
-            self._see_inputs(module, args, kwargs)
+            if self._equal or self.recorder.schedule.is_first(self.recorder.step, steps=_INPUT_STEPS):
+                self._see_inputs(module, args, kwargs)
             self._see_repeated(args, kwargs)
 
     def _see_repeated(self, args: Any, kwargs: Any) -> None:
@@ -162,10 +177,10 @@ class DataProbe:
             self.recorder.note("same-batch", note)
 
     def _see_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if next(module.parameters(), None) is None:
+        if not has_parameters(module):
             return
         # What is trained itself, such as a code for each sample, is no data.
-        leaves = [leaf for _, leaf in walk((args, kwargs)) if _is_data(leaf) and not leaf.requires_grad]
+        leaves = [leaf for leaf in list_leaves((args, kwargs)) if _is_data(leaf) and not leaf.requires_grad]
         owns = self.recorder.registry.owns
         leaves = [leaf for leaf in leaves if not owns(leaf)]
         labels = _list_labels((kwargs, *args))

@@ -26,6 +26,11 @@ class Direction:
         self._looks = 0
         self._is_told = False
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the outputs have length 1."""
+        return bool(self._is_unit)
+
     def see(self, outputs: torch.Tensor, step: int) -> dict[str, Any] | None:
         """Return what to note when the rows have come together and stay so."""
         if self._is_unit is False or self._is_told or outputs.dim() != 2 or len(outputs) < _FEWEST:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from clew.capture.torch.glance import glance
-from clew.capture.torch.leaves import local_part, walk
+from clew.capture.torch.glance import add_up, glance
+from clew.capture.torch.leaves import list_leaves, local_part
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_events import find_line
+from clew.capture.torch.probe_learns import has_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
 
 _LOOK_STEPS: Final = 8
+_SETTLED: Final = 4
+"""Steps that are followed, and after how many right ones others like them need not be."""
+
 _MOST_PASSES: Final = 128
 """Passes after which optimizers that have not stepped so often are not waited for."""
 
@@ -93,6 +97,18 @@ class DiscardProbe:
         self._passes = 0
         self._is_active = not self._is_told
 
+    def is_settled(self) -> bool:
+        """Return whether some steps of every optimizer were followed and nothing was thrown away in the last."""
+        is_known = all(state.steps >= _SETTLED and not state.wrong for state in self._states.values())
+        return is_known or not self._is_active
+
+    def wake(self) -> None:
+        """Follow the passes from here on."""
+        for state in self._states.values():
+            state.waiting, state.discarded, state.before = [], [], None
+        self._inputs.clear()
+        self._is_followed, self._clips, self._cleared_at = False, 0, ""
+
     # ---------------------------------------------------------------- what happens
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
@@ -100,16 +116,14 @@ class DiscardProbe:
             return
         if len(self._inputs) >= _MOST_INPUTS:
             return
-        if (
-            next(module.parameters(), None) is None
-            or torch._C._functorch.peek_interpreter_stack() is not None
-        ):
+        if not has_parameters(module) or torch._C._functorch.peek_interpreter_stack() is not None:
             return
-        given = next((leaf for _, leaf in walk((args, kwargs))), None)
+        given = next(iter(list_leaves((args, kwargs))), None)
         if given is not None:
             self._is_followed = self._is_followed or given.requires_grad
             held = local_part(given)
-            self._inputs.append((held.shape, _sum(held), *glance(held, _GLANCE)))
+            # The sum is a number that two batches hardly share.
+            self._inputs.append((held.shape, add_up(held, _NUMBERS), *glance(held, _GLANCE)))
 
     def _see_pass(self, begins: bool) -> None:
         if not self._is_active:
@@ -228,10 +242,3 @@ def _stamp(gradient: torch.Tensor | None) -> tuple[int, int] | None:
 
 def _is_plain(gradient: torch.Tensor | None) -> bool:
     return type(gradient) is torch.Tensor and gradient.layout == torch.strided and gradient.numel() > 0
-
-
-def _sum(tensor: torch.Tensor) -> float:
-    """Return a number that two batches hardly share."""
-    with torch.no_grad():
-        flat = tensor.detach().reshape(-1)
-        return float(flat[:: max(1, flat.numel() // _NUMBERS)].abs().double().sum())

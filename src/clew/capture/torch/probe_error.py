@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.probe_events import is_library
+from clew.capture.torch.probe_learns import has_parameters
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -40,8 +41,8 @@ class ErrorProbe:
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
         if self.recorder.step >= _FIRST_STEPS:
             self.recorder.on_root.remove(self._see_root)
-        elif next(module.parameters(), None) is not None:
-            self._inputs = [list(leaf.shape) for _, leaf in walk((args, kwargs))][:8]
+        elif has_parameters(module):
+            self._inputs = [list(leaf.shape) for leaf in list_leaves((args, kwargs))][:8]
 
     def _see(self, error: BaseException) -> None:
         if not isinstance(error, Exception):

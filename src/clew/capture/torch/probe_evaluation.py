@@ -47,6 +47,10 @@ class EvaluationProbe:
         patches.on_undo(self._finish)
         self.recorder.note("probe", {"probe": "evaluation"})
 
+    def is_settled(self) -> bool:
+        """Return whether nothing is compiled; a call without gradients wakes this."""
+        return not self._graphs
+
     def _see(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             self._finish()
@@ -100,6 +104,8 @@ class EvaluationProbe:
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is None:
             return
+        if not dynamo.counters:
+            return  # nothing was compiled
         graphs = int(dynamo.counters["stats"]["unique_graphs"])
         if graphs != self._graphs:
             more, self._graphs = graphs - self._graphs, graphs

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from clew.capture.torch.glance import thin
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.glance import Stamp, add_up, stamp
+from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.probe_events import find_line
 
 if TYPE_CHECKING:
@@ -30,19 +30,15 @@ _SOON: Final = (64, 4)
 _LATER: Final = (512, 6)
 """After the first steps of an optimizer, so many of so many steps are followed: more often in the first 512."""
 
+_SETTLED: Final = 4
+"""Steps without anything wrong after which one like the others need not be followed."""
+
 _IDLE_PASSES: Final = 256
 """An optimizer that has not stepped for so many backward passes is not waited for."""
 
 _MOST_ELEMENTS: Final = 4096
 _MOST_NOTES: Final = 4
 _MOST_IN_ALL: Final = 64
-
-
-class _Stamp(NamedTuple):
-    """One state of a gradient: which tensor it is and how often it was written."""
-
-    tensor: int
-    version: int
 
 
 class _Held:
@@ -52,9 +48,9 @@ class _Held:
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
-        self.before: _Stamp | None = None
-        self.consumed: _Stamp | None = None
-        self.produced: _Stamp | None = None
+        self.before: Stamp | None = None
+        self.consumed: Stamp | None = None
+        self.produced: Stamp | None = None
         self.is_stale = False
         self.was_nonzero = True
 
@@ -67,6 +63,7 @@ class _State:
     ) -> None:
         self.ref = weakref.ref(optimizer, forget)
         self.held: list[_Held] = []
+        self.parameters: list[torch.Tensor] = []
         self.smallest: torch.Tensor | None = None
         self.size = -1
         self.steps = 0
@@ -81,7 +78,7 @@ class _State:
 
     def end_look(self) -> None:
         """Forget the gradients that were followed, and count anew in the next look."""
-        self.held, self.smallest, self.size = [], None, -1
+        self.held, self.parameters, self.smallest, self.size = [], [], None, -1
         self.counts.clear()
         self.judged, self.is_testing = 0, False
 
@@ -128,11 +125,25 @@ class GradientProbe:
             state.end_look()
         self._clip, self._is_fresh, self._is_active = None, False, True
 
+    def is_settled(self) -> bool:
+        """Return whether some steps of every optimizer were judged and nothing was wrong."""
+        return all(
+            state.judged >= _SETTLED and not (state.counts or state.is_testing or state.was_early)
+            for state in self._states.values()
+        )
+
+    def wake(self) -> None:
+        """Follow the gradients from here on: what happened to them while this rested is not known."""
+        for state in self._states.values():
+            state.end_look()
+            state.passes = self._passes
+        self._clip, self._is_fresh, self._is_active = None, False, True
+
     # ---------------------------------------------------------------- what happens
 
     def _see_root(self, _module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         if not self._is_fresh and self._is_active and torch.is_grad_enabled():
-            first = next((leaf for _, leaf in walk(output)), None)
+            first = next(iter(list_leaves(output)), None)
             self._is_fresh = first is not None and first.requires_grad
 
     def _see_pass(self, begins: bool) -> None:
@@ -142,11 +153,11 @@ class GradientProbe:
         if not self._is_active:
             return
         for state in self._looking():
-            for held in state.held:
+            for held, now in zip(state.held, stamp(state.parameters), strict=True):
                 if begins:
-                    _before_pass(held)
+                    _before_pass(held, now)
                 else:
-                    _after_pass(held, is_testing=state.is_testing)
+                    _after_pass(held, now, is_testing=state.is_testing)
 
     def _see_cleared(self, _owner: Any) -> None:
         if self._is_active and any(held.produced for state in self._looking() for held in state.held):
@@ -177,8 +188,8 @@ class GradientProbe:
                 self._judge(
                     state, optimizer
                 )  # the closure has nothing to do: the gradients are those from before
-            for held in state.held:
-                held.consumed = _stamp(held.parameter.grad)
+            for held, now in zip(state.held, stamp(state.parameters), strict=True):
+                held.consumed = now
                 held.produced = None
                 held.is_stale = False
             state.sum = _sum(state.smallest.grad) if state.smallest is not None else 0.0
@@ -215,7 +226,7 @@ class GradientProbe:
     def _judge_erased(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
         """Backward gave gradients, and none of them is left."""
         produced = [held for held in state.held if held.produced is not None]
-        touched = [held for held in present if _stamp(held.parameter.grad) != held.produced]
+        touched = [held for held in present if _stamp(held) != held.produced]
         if not produced or len(touched) < len(present):
             return
         if present:
@@ -230,7 +241,7 @@ class GradientProbe:
 
     def _judge_repeated(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
         """The very gradients of the last step, unchanged; a sum tells tensors apart that share an address."""
-        if not present or any(_stamp(held.parameter.grad) != held.consumed for held in present):
+        if not present or any(_stamp(held) != held.consumed for held in present):
             return
         if state.smallest is not None and state.sum and _sum(state.smallest.grad) == state.sum:
             self._note(state, optimizer, "repeated", wrong=len(present))
@@ -312,15 +323,15 @@ def _choose(state: _State) -> None:
     known = {id(held.parameter): held for held in state.held}
     chosen = parameters[:: max(1, -(-len(parameters) // _SAMPLE))]
     state.held = [known.get(id(parameter)) or _Held(parameter) for parameter in chosen]
+    state.parameters = chosen
     state.smallest = min(chosen, key=lambda parameter: parameter.numel(), default=None)
 
 
-def _before_pass(held: _Held) -> None:
-    gradient = held.parameter.grad
-    held.before = _stamp(gradient)
+def _before_pass(held: _Held, now: Stamp | None) -> None:
+    held.before = now
     if held.consumed is None and not held.is_stale:
         return
-    if gradient is None or _is_zero(gradient):
+    if now is None or _is_zero(held.parameter.grad):
         held.is_stale = False
     elif held.consumed is not None:
         # What the user has written into since the step is meant to be there, such as a decayed gradient.
@@ -328,18 +339,16 @@ def _before_pass(held: _Held) -> None:
     held.consumed = None
 
 
-def _after_pass(held: _Held, *, is_testing: bool) -> None:
-    gradient = held.parameter.grad
-    stamp = _stamp(gradient)
-    if gradient is None or stamp == held.before:
+def _after_pass(held: _Held, now: Stamp | None, *, is_testing: bool) -> None:
+    if now is None or now == held.before:
         return
-    held.produced = stamp
+    held.produced = now
     if is_testing:
-        held.was_nonzero = not _is_zero(gradient)
+        held.was_nonzero = not _is_zero(held.parameter.grad)
 
 
-def _stamp(gradient: torch.Tensor | None) -> _Stamp | None:
-    return None if gradient is None else _Stamp(id(gradient), gradient._version)
+def _stamp(held: _Held) -> Stamp | None:
+    return stamp([held.parameter])[0]
 
 
 def _is_zero(gradient: torch.Tensor | None) -> bool:
@@ -350,5 +359,4 @@ def _sum(gradient: torch.Tensor | None) -> float:
     """Return the sum of the magnitudes of some elements."""
     if gradient is None:
         return 0.0
-    values = gradient.detach()
-    return float(abs(thin(values._values() if values.is_sparse else values, _MOST_ELEMENTS)).sum())
+    return add_up(gradient.detach()._values() if gradient.is_sparse else gradient, _MOST_ELEMENTS)

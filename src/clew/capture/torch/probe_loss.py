@@ -14,8 +14,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_graph import MOST_NODES, feeder, has_logarithm, name_of, walk_head
+from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.probe_likelihood import DirectionHook, find_picked, list_parts
 from clew.capture.torch.probe_terms import Operands, read_term
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +42,9 @@ _ABOVE_ONE: Final = 1e-3
 _BOUNDED: Final = frozenset(("Softmax", "Sigmoid", "Tanh", "Hardtanh"))
 
 
+_Head = tuple[type, "type | None"]
+
+
 class _Output(NamedTuple):
     """One tensor that a model gave in this step."""
 
@@ -61,6 +66,9 @@ class LossProbe:
         self._tokens: list[Callable[[], torch.Tensor | None]] = []
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._looks: dict[str, int] = {}
+        self._known: set[_Head] = set()
+        """The ends of the graphs of losses that were looked at often enough."""
+        self._direction: tuple[tuple[int, int], dict[str, Any]] | None = None
         self._terms: list[dict[str, Any]] = []
         self._handles: list[Any] = []
         self._source = ""
@@ -76,14 +84,22 @@ class LossProbe:
     def look_again(self) -> None:
         """Look at the next losses of every form."""
         self._looks.clear()
+        self._known.clear()
+        self._direction = None
 
     # ---------------------------------------------------------------- what a loss is made of
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self.recorder.probing or not torch.is_grad_enabled() or len(self._outputs) > _MOST_OUTPUTS:
             return
-        if next(module.parameters(), None) is None:
+        if not has_parameters(module):
             return  # a criterion: its output is a loss, not something a loss is made of
+        if id(module) in self._models and type(output) is torch.Tensor and not self._is_following():
+            # Nothing is looked at now, unless the loss is bad or new: then its graph ends here.
+            if output.grad_fn is not None:
+                number, shape = output.grad_fn._sequence_nr(), tuple(output.shape)
+                self._outputs.append(_Output(number, 0.0, shape, is_share=False, is_score=False))
+            return
         self._models.setdefault(id(module), weakref.ref(module))
         is_trained = any(leaf.requires_grad for _, leaf in walk((args, kwargs)))
         for _, leaf in walk(output):
@@ -98,8 +114,19 @@ class LossProbe:
             if leaf.dtype in (torch.int64, torch.int32) and leaf.dim() > 1:
                 self._tokens.append(weakref.ref(leaf))
 
+    def _is_following(self) -> bool:
+        """Return whether losses are looked at as they come: in the first steps, and in those probed later."""
+        is_first = self.recorder.schedule.is_first
+        step = self.recorder.step
+        return is_first(step, steps=_FIRST_LOSSES) or not is_first(step, steps=_FIRST_STEPS)
+
     def _see_pass(self, begins: bool) -> None:
         if begins:
+            return
+        if self._outputs:
+            self._outputs.clear()
+            self._tokens.clear()
+        if not self._terms and not self._handles:
             return
         for handle in self._handles:
             handle.remove()
@@ -107,22 +134,27 @@ class LossProbe:
             note = {"terms": self._terms, "source": self._source, **self._tell_direction()}
             self.recorder.note("loss-head", note)
         self._terms, self._handles = [], []
-        self._outputs.clear()
-        self._tokens.clear()
 
     def _see(self, loss: torch.Tensor) -> None:
         if is_functorch_wrapped_tensor(loss):
             return
-        if loss.grad_fn is None:
+        node = loss.grad_fn
+        if node is None:
             self._see_leaf(loss)
-        elif self._should_look(loss):
+            return
+        before = node.next_functions
+        head = (type(node), type(before[0][0]) if before else None)
+        if head in self._known and not self._is_following() and not _is_bad(loss):
+            return  # and had it changed further in, all probes would look again
+        if self._should_look(loss, head):
             self._look(loss)
 
-    def _should_look(self, loss: torch.Tensor) -> bool:
+    def _should_look(self, loss: torch.Tensor, head: _Head) -> bool:
         form = _name_form(loss.grad_fn)
         looks = self._looks.get(form, 0)
         is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_STEPS)
         if looks >= _LOOKS and is_first and not _is_bad(loss):
+            self._known.add(head)
             return False
         if form not in self._looks and len(self._looks) >= _MOST_FORMS:
             return False
@@ -220,9 +252,14 @@ class LossProbe:
 
     def _tell_direction(self) -> dict[str, Any]:
         """Return whether the optimizers of the models go up or down, and whether there are any."""
+        key = (len(self._models), len(self.optimizers.entries))
+        if self._direction is not None and self._direction[0] == key:
+            return self._direction[1]
         own = {id(p) for model in self._living_models() for p in model.parameters()}
         ours = [group for group in self._living_groups() if any(id(p) in own for p in group["params"])]
-        return {"trained": bool(ours), "maximize": sorted({bool(group.get("maximize")) for group in ours})}
+        told = {"trained": bool(ours), "maximize": sorted({bool(group.get("maximize")) for group in ours})}
+        self._direction = (key, told)
+        return told
 
 
 def _name_form(node: Any) -> str:
@@ -238,9 +275,11 @@ def _name_form(node: Any) -> str:
 
 def _is_bad(loss: torch.Tensor) -> bool:
     """Return whether a loss on the host is NaN or infinite: reason for another look."""
-    if loss.numel() != 1 or loss.device.type != "cpu":
-        return False
-    value = loss.item()
+    value = KERNEL.read_number(loss) if KERNEL is not None else None
+    if value is None:
+        if loss.numel() != 1 or loss.device.type != "cpu":
+            return False
+        value = loss.item()
     return bool(value - value != 0.0)
 
 

@@ -66,12 +66,12 @@ class LostGradients:
     def __init__(self) -> None:
         self._fed: dict[int, _Fed] = {}
         self._wanting: dict[int, _Wanting] = {}
-        self._is_looking = False
+        self.is_looking = False
 
     def begin(self) -> None:
         """The loop has changed: what has come until now was before."""
         self._wanting.clear()
-        self._is_looking = True
+        self.is_looking = True
         for key, fed in list(self._fed.items()):
             fed.before |= fed.now
             fed.now, fed.is_called, fed.is_quiet = 0, False, True
@@ -94,7 +94,7 @@ class LostGradients:
 
     def see_pass(self, begins: bool) -> None:
         """Take which gradients a backward pass has written."""
-        if not self._is_looking:
+        if not self.is_looking:
             return
         for wanting in self._wanting.values():
             stamps = [_stamp(parameter) for parameter in wanting.parameters]
@@ -106,7 +106,7 @@ class LostGradients:
 
     def see_step(self, optimizer: torch.optim.Optimizer) -> Cut | None:
         """Count a step after a backward; return what is cut off when enough of them have gone by."""
-        if not self._is_looking:
+        if not self.is_looking:
             return None
         wanting = self._wanting.get(id(optimizer))
         if wanting is None or wanting.ref() is not optimizer:
@@ -114,7 +114,7 @@ class LostGradients:
             return None
         wanting.steps += 1
         if wanting.steps != _STEPS:
-            self._is_looking = any(each.steps <= _STEPS for each in self._wanting.values())
+            self.is_looking = any(each.steps <= _STEPS for each in self._wanting.values())
             return None
         users = [fed for fed in self._fed.values() if self._has_lost(fed, wanting)]
         if not users or not 0 < len(wanting.parameters) < wanting.count:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_sensitive import find_sensitive
 from clew.capture.torch.probe_validation import Fed, Validation
@@ -81,7 +81,7 @@ class ModeProbe:
             if module.training and not root.validation.is_done and not _is_checkpointed():
                 root.validation.add_quiet(module, args, kwargs, fed=self._fed)
             return
-        if not any(leaf.requires_grad for _, leaf in walk(output)):
+        if not any(leaf.requires_grad for leaf in list_leaves(output)):
             return
         if module.training:
             root.training_calls += 1
@@ -114,7 +114,7 @@ class ModeProbe:
 
     def _see_chain(self, root: Root, args: Any) -> None:
         """A model that is given what another one made: that one's output is no prediction."""
-        if any(leaf.grad_fn is not None for _, leaf in walk(args)):
+        if any(leaf.grad_fn is not None for leaf in list_leaves(args)):
             for other in self._since_pass:
                 other.is_inner = other.is_inner or other is not root
         if root not in self._since_pass:
@@ -139,6 +139,10 @@ class ModeProbe:
         """Count the calls of the present step only: those before it were told of here and there."""
         for root in self._living():
             root.training_calls = root.eval_calls = 0
+
+    def is_settled(self) -> bool:
+        """Return True: a call in another mode wakes this."""
+        return True
 
     def _see_stepping(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if not has_closure:

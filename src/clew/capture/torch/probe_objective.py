@@ -6,12 +6,13 @@ The nodes at the head of the loss's graph hold their operands, whatever the loss
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from clew.capture.torch.probe_graph import feeder, name_of
 from clew.capture.torch.saved import walk_nodes
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 _MOST_NODES: Final = 120
 _MOST_CLASSES: Final = 1024
 _MOST_ELEMENTS: Final = 1 << 20
+_FEW: Final = 4096
+"""Labels of one loss that may be kept for later."""
+
 _SINGLE_NOTES: Final = 3
 _SHARP: Final = 3.0
-_WHOLE_WALKS: Final = 8
+_WHOLE_WALKS: Final = 16
 _BLOCK: Final = 16
 """The first objectives are noted one by one, later ones as the mean of so many."""
 
@@ -38,6 +42,8 @@ class _Tally:
         self.observed = 0
         self.values: list[float] = []
         self.counts: torch.Tensor | None = None
+        self.uncounted: list[tuple[torch.Tensor, int, int]] = []
+        """Labels that are counted later, with their version and the label that is ignored."""
         self.total = 0
         self.sum = 0.0
         self.squares = 0.0
@@ -48,6 +54,16 @@ class _Tally:
             counted = torch.bincount(labels.reshape(-1).cpu(), minlength=classes)
             self.counts = counted if self.counts is None else self.counts + counted
         self.total += labels.numel()
+
+    def count(self, classes: int) -> None:
+        """Count what was put off; labels that were overwritten meanwhile are left out."""
+        waiting, self.uncounted = self.uncounted, []
+        kept = [labels.reshape(-1) for labels, version, _ in waiting if labels._version == version]
+        if kept:
+            labels = torch.cat(kept)
+            ignored = waiting[0][2]
+            is_label = (labels >= 0) & (labels < classes) & (labels != ignored)
+            self.add_labels(labels[is_label], classes)
 
     def add_numbers(self, targets: torch.Tensor) -> None:
         """Take targets that are numbers into their mean and variance."""
@@ -72,6 +88,14 @@ def _entropy(shares: list[float]) -> float:
     return -sum(share * math.log(share) for share in shares if share > 0)
 
 
+class _Usual(NamedTuple):
+    """A loss that was seen to be the plain mean of cross-entropies: the kind of its node, and where it is counted."""
+
+    kind: type
+    tally: _Tally
+    ignored: int
+
+
 class _Reach:
     """How far into the graphs of losses with one and the same end something was found to read."""
 
@@ -85,6 +109,14 @@ class _Reach:
         is_whole = self.walks <= _SINGLE_NOTES or self.walks % _WHOLE_WALKS == 0
         return _MOST_NODES if is_whole else self.furthest + 1
 
+    def is_short(self) -> bool:
+        """Return whether the next walk ends where it begins; if so it is counted."""
+        is_whole = self.walks < _SINGLE_NOTES or (self.walks + 1) % _WHOLE_WALKS == 0
+        if is_whole or self.furthest:
+            return False
+        self.walks += 1
+        return True
+
 
 class ObjectiveProbe:
     """Reads the head of every loss in recorded steps; tells its value and that of a constant guess."""
@@ -93,6 +125,7 @@ class ObjectiveProbe:
         self.recorder = recorder
         self.saved = saved
         self._tallies: dict[tuple[str, int], _Tally] = {}
+        self._usual: _Usual | None = None
         self._reaches: dict[str, _Reach] = {}
         self._readers: dict[str, Callable[[Any, torch.Tensor], None]] = {
             "NllLossBackward0": self._read_classes,
@@ -109,7 +142,11 @@ class ObjectiveProbe:
     def _see(self, loss: torch.Tensor) -> None:
         if not self.recorder.due or loss.grad_fn is None:
             return
-        reach = self._reaches.setdefault(loss.grad_fn.name(), _Reach())
+        reach = self._reaches.get(loss.grad_fn.name())
+        if reach is None:
+            reach = self._reaches[loss.grad_fn.name()] = _Reach()
+        elif reach.is_short() and self._read_usual(loss.grad_fn, loss):
+            return
         for position, node in enumerate(walk_nodes(loss.grad_fn, most=reach.begin())):
             read = self._readers.get(node.name())
             if read is None or not self.saved.may_read(node):
@@ -124,12 +161,40 @@ class ObjectiveProbe:
 
     # ---------------------------------------------------------------- forms
 
+    def _read_usual(self, node: Any, loss: torch.Tensor) -> bool:
+        """Take a loss that is the mean of cross-entropies as the last ones were; return whether it may be one."""
+        usual, kind = self._usual, type(node)
+        if usual is None or usual.kind is not kind or len(self._tallies) > 1:
+            return False
+        if not self.saved.may_read(node):
+            return False
+        tally, value = usual.tally, _read(loss)
+        if len(tally.values) + 1 >= _BLOCK or value is None:
+            return False
+        try:
+            targets = node._saved_target
+        except RuntimeError:  # freed by an earlier backward
+            return True
+        if targets.numel() > _FEW:
+            return False
+        tally.uncounted.append((targets, targets._version, usual.ignored))
+        tally.values.append(value)
+        tally.observed += 1
+        return True
+
     def _read_classes(self, node: Any, loss: torch.Tensor) -> None:
         scores, targets = node._saved_self, node._saved_target
         ignored = node._saved_ignore_index
         ignored = ignored - (1 << 64) if ignored >= 1 << 63 else ignored
         classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
         if scores.dim() == 1 or not 0 < targets.numel() <= _MOST_ELEMENTS or not _is_normalised(node):
+            return
+        tally = self._tally("cross-entropy", classes)
+        if tally.observed >= _SINGLE_NOTES and targets.numel() <= _FEW and _is_plain_mean(node, loss):
+            # One by one they would cost ten times as much.
+            tally.uncounted.append((targets, targets._version, ignored))
+            self._usual = _Usual(type(node), tally, ignored)
+            self._keep(tally, float(loss), classes=classes, describe=lambda: self._describe(node, classes))
             return
         lowest, highest = (int(each) for each in torch.aminmax(targets))
         valid = targets != ignored if lowest <= ignored <= highest else None
@@ -138,17 +203,19 @@ class ObjectiveProbe:
             lowest, highest = (int(each) for each in torch.aminmax(kept)) if kept.numel() else (-1, -1)
         if lowest < 0 or highest >= classes:
             return
-        tally = self._tally("cross-entropy", classes)
         tally.add_labels(targets if valid is None else kept, classes)
         self._keep(
             tally,
             float(loss) if _is_plain_mean(node, loss) else _find_mean(scores, targets, valid),
             classes=classes,
-            describe=lambda: {
-                "is_pairing": _is_pairing(targets, classes),
-                "is_sharpened": _is_sharpened(node, self.saved),
-            },
+            describe=lambda: self._describe(node, classes),
         )
+
+    def _describe(self, node: Any, classes: int) -> dict[str, bool]:
+        return {
+            "is_pairing": _is_pairing(node._saved_target, classes),
+            "is_sharpened": _is_sharpened(node, self.saved),
+        }
 
     def _read_binary(self, node: Any, _loss: torch.Tensor) -> None:
         scores, targets = node._saved_self, node._saved_target
@@ -184,6 +251,8 @@ class ObjectiveProbe:
         tally.observed += 1
         if tally.observed > _SINGLE_NOTES and len(tally.values) < _BLOCK:
             return
+        if tally.uncounted:
+            tally.count(classes)
         self.recorder.note(
             "objective",
             {
@@ -197,6 +266,10 @@ class ObjectiveProbe:
             },
         )
         tally.values.clear()
+
+
+def _read(loss: torch.Tensor) -> float | None:
+    return KERNEL.read_number(loss) if KERNEL is not None else None
 
 
 def _is_plain_mean(node: Any, loss: torch.Tensor) -> bool:

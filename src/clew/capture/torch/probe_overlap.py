@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.glance import sample_first, sample_rows
+from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_events import find_line
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
+
+_Sample = tuple[int, bytes, np.dtype[Any]]
+"""How many rows, some numbers of each, and their type."""
 
 _STEPS: Final = 400
 """Steps of which every row is remembered; later those of probed steps."""
@@ -48,7 +52,7 @@ class OverlapProbe:
     def __init__(self, recorder: Recorder, events: LoopEvents) -> None:
         self.recorder = recorder
         self.events = events
-        self._waiting: dict[int, list[NDArray[Any]]] = {}
+        self._waiting: dict[int, list[_Sample]] = {}
         self._counts: dict[int, int] = {}
         self._trained: dict[int, set[float]] = {}
         self._trained_on: set[int] = set()
@@ -95,13 +99,22 @@ class OverlapProbe:
         seen = self._counts[id(module)]
         if seen >= _MOST_ROWS or (step >= _STEPS and not self.recorder.probing):
             return
-        first = next((leaf for _, leaf in walk(output)), None)
+        dataset, addresses = self._fed
+        if dataset in self._trained_on or not dataset:
+            is_trained = type(output) is torch.Tensor and output.requires_grad
+            sample = sample_first((args, kwargs), _NUMBERS, _FEWEST_NUMBERS) if is_trained else None
+            if sample:
+                self._waiting.setdefault(id(module), []).append(sample)
+                self._counts[id(module)] = seen + sample[0]
+            if sample is not None:
+                return
+        first = output if type(output) is torch.Tensor else next(iter(list_leaves(output)), None)
         leaf = _find_rows(args, kwargs)
         if leaf is not None and first is not None and first.requires_grad:
-            self._waiting.setdefault(id(module), []).append(_take_numbers(leaf))
-            self._counts[id(module)] = seen + len(leaf)
-            dataset, addresses = self._fed
-            if leaf.untyped_storage().data_ptr() in addresses:
+            rows = len(leaf)
+            self._waiting.setdefault(id(module), []).append((rows, *sample_rows(leaf, _NUMBERS)))
+            self._counts[id(module)] = seen + rows
+            if dataset not in self._trained_on and leaf.untyped_storage().data_ptr() in addresses:
                 self._trained_on.add(dataset)
 
     def _see_quiet(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -115,7 +128,7 @@ class OverlapProbe:
         stream = self._streams.get((dataset, lines))
         if stream is None:
             stream = self._streams[dataset, lines] = _Pass(find_line(), dataset)
-        found, known = _hash(_take_numbers(leaf)), self._known_rows(module)
+        found, known = _hash((len(leaf), *sample_rows(leaf, _NUMBERS))), self._known_rows(module)
         stream.rows += len(found)
         stream.known += sum(value in known for value in found)
         stream.is_eval = stream.is_eval or not module.training
@@ -141,22 +154,15 @@ class OverlapProbe:
     def _known_rows(self, module: torch.nn.Module) -> set[float]:
         """Return the fingerprints of the rows a model was trained on; they are made when somebody asks."""
         known, waiting = self._trained[id(module)], self._waiting.pop(id(module), [])
-        for numbers in waiting:
-            known.update(_hash(numbers))
+        for sample in waiting:
+            known.update(_hash(sample))
         return known
 
 
-def _take_numbers(leaf: torch.Tensor) -> NDArray[Any]:
-    """Return a few numbers of each row, as a copy: this runs in every step and has to be quick."""
-    is_plain = leaf.device.type == "cpu" and leaf.dtype != torch.bfloat16
-    whole: Any = leaf.detach().numpy() if is_plain else leaf.detach()  # numpy slices in a tenth of the time
-    rows = whole.reshape(len(leaf), -1)
-    some = rows[:, :: max(1, rows.shape[1] // _NUMBERS)][:, :_NUMBERS]
-    return np.array(some if is_plain else some.float().cpu().numpy())
-
-
-def _hash(numbers: NDArray[Any]) -> list[float]:
+def _hash(sample: _Sample) -> list[float]:
     """Return a fingerprint of each row that is not constant, the same for equal rows."""
+    rows, memory, dtype = sample
+    numbers: NDArray[Any] = np.frombuffer(memory, dtype).reshape(rows, -1)
     width = numbers.shape[1]
     weights = np.random.Generator(np.random.PCG64(width)).random(width)
     # Summed row by row: a product of matrices may round differently from place to place.
@@ -167,10 +173,11 @@ def _hash(numbers: NDArray[Any]) -> list[float]:
 
 def _find_rows(args: Any, kwargs: Any) -> torch.Tensor | None:
     """Return the first input whose rows can be told apart: data, with enough numbers each."""
-    for _, leaf in walk((args, kwargs)):
-        is_plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided and not leaf.is_complex()
-        if not is_plain or leaf.dim() < 2 or leaf.grad_fn is not None or leaf.device.type == "meta":
+    for leaf in list_leaves((args, kwargs)):
+        if type(leaf) is not torch.Tensor or leaf.layout != torch.strided:
             continue
-        if leaf.numel() and leaf.numel() // leaf.shape[0] >= _FEWEST_NUMBERS:
+        if leaf.dim() < 2 or leaf.grad_fn is not None or leaf.is_meta or leaf.is_complex():
+            continue
+        if (size := leaf.numel()) and size // len(leaf) >= _FEWEST_NUMBERS:
             return leaf
     return None

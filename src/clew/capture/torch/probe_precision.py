@@ -54,6 +54,10 @@ class PrecisionProbe:
         patches.listen(self.events.on_stepping, self._see_stepping)
         self.recorder.note("probe", {"probe": "precision"})
 
+    def is_settled(self) -> bool:
+        """Return whether no loss is scaled, and no slow mode is on."""
+        return self._scaler is None and not self._anomalies
+
     # ---------------------------------------------------------------- scaling
 
     def _see_scaled(self, scaler: Any) -> None:

@@ -75,6 +75,10 @@ class RawProbe:
         patches.listen(self.events.on_stepping, self._see_stepping)
         self._is_over = False
 
+    def is_settled(self) -> bool:
+        """Return whether this has found all there is to find."""
+        return self._is_over
+
     # ---------------------------------------------------------------- what is data
 
     def _see_root(self, _module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:

@@ -48,14 +48,16 @@ class RepeatProbe:
         self._pending: list[tuple[str, int, str]] = []
         self._told: set[tuple[str, int]] = set()
         self._aside = 0
+        self._patches: Patches | None = None
+        self._is_following = False
         self._is_closure = False
 
     def install(self, patches: Patches) -> None:
         """Begin to count."""
         patches.listen(self.events.on_made, self._see_made)
-        patches.listen(self.events.on_stepping, self._see_stepping)
-        patches.listen(self.events.on_stepped, self._see_stepped)
-        patches.listen(self.recorder.on_pass, self._see_pass)
+        self._patches, self._is_following = patches, False
+        if self._trained or self._seeds:
+            self._follow()
         for owner in (torch, torch.random):
             patches.replace(owner, "manual_seed", functools.partial(self._make_seed, "torch"))
         patches.replace(torch.random, "fork_rng", self._make_fork)
@@ -63,12 +65,21 @@ class RepeatProbe:
         patches.replace(np.random, "seed", functools.partial(self._make_seed, "numpy"))
         self.recorder.note("probe", {"probe": "repeats"})
 
+    def _follow(self) -> None:
+        """Listen to steps and passes, now that there is something to count."""
+        if self._patches is not None and not self._is_following:
+            self._is_following = True
+            self._patches.listen(self.events.on_stepping, self._see_stepping)
+            self._patches.listen(self.events.on_stepped, self._see_stepped)
+            self._patches.listen(self.recorder.on_pass, self._see_pass)
+
     # ---------------------------------------------------------------- optimizers
 
     def _see_made(self, optimizer: torch.optim.Optimizer) -> None:
         parameter = _first(optimizer)
         if parameter is None:
             return
+        self._follow()
         seen = self._trained.get(id(parameter))
         if seen is None or seen.ref() is not parameter:
             self._trained[id(parameter)] = _Trained(parameter)
@@ -132,6 +143,7 @@ class RepeatProbe:
             and self.recorder.step >= _FIRST_STEPS
             and len(self._pending) < 8
         ):
+            self._follow()
             self._pending.append((name, value, find_line()))
 
     def _see_pass(self, begins: bool) -> None:

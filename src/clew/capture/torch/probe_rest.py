@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 _LOOP_STEPS: Final = 100
 """Steps after which the structure of a loop has been seen."""
 
+_FIRST_STEPS: Final = 6
+"""Steps at the start, and after a change, at which all probes look; after these, those that are not settled."""
+
+_GLANCES: Final = (25, 50, 75)
+_GLANCE_STEPS: Final = 4
+"""Steps at which those that have settled look again without a reason, and for how many steps."""
+
+_GLANCING: Final = frozenset(first + more for first in _GLANCES for more in range(_GLANCE_STEPS))
+
 _CALM_STEPS: Final = 3
 """Steps in a row without anything new after which the probes rest (again)."""
 
@@ -46,6 +55,14 @@ class Wakes(Protocol):
 
     def wake(self) -> None:
         """Begin to count with the present step."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A probe that knows when steps like the ones before have nothing new for it."""
+
+    def is_settled(self) -> bool:
+        """Return whether it has seen enough, and follows nothing that may yet become a finding."""
 
 
 class _Root:
@@ -87,6 +104,10 @@ class Rest:
         self._patches: Patches | None = None
         self._resting: Listening = []
         self._resting_structure: Listening = []
+        self._settled: Listening = []
+        self._settled_structure: Listening = []
+        self._settling = [probe for probe in (*structure, *others) if isinstance(probe, Settles)]
+        self._unsettled = self._settling.copy()
         self._roots: dict[int, _Root] = {}
         self._data: set[int] = set()
         self._iterator: weakref.ref[Any] | None = None
@@ -99,6 +120,8 @@ class Rest:
         """Begin to follow the loop."""
         self._patches = patches
         self._resting, self._resting_structure, self._calm = [], [], 0
+        self._settled, self._settled_structure = [], []
+        self._unsettled = self._settling.copy()
         self._is_past_structure = False
         self.recorder.sentinel = self._see_root
         self.signature.begin()
@@ -178,7 +201,7 @@ class Rest:
             return
         if not is_like_others:
             self._calm = 0
-            if self._resting:
+            if self._resting or self._settled:
                 # Those that wake now are told of this call as all others are; first of the batch they have missed.
                 woken = self._wake(with_structure=False)
                 batch = self.recorder.flight.last_batch
@@ -225,39 +248,68 @@ class Rest:
         if key not in self._data:
             self._data.add(key)
             self._calm = 0
-            if self._resting:
+            if self._resting or self._settled:
                 self._tell(self._wake(with_structure=False), self.recorder.on_batch, iterator, batch)
 
     # ---------------------------------------------------------------- resting
 
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         self._calm += 1
-        recorder, patches = self.recorder, self._patches
-        if recorder.step < _LOOP_STEPS or patches is None:
+        step, schedule = self.recorder.step, self.recorder.schedule
+        if step >= _LOOP_STEPS and not schedule.is_first(step, steps=_LOOK_STEPS):
+            self._rest()
+        elif step + 1 in _GLANCING:
+            self._wake()
+        elif self._calm >= _CALM_STEPS and not schedule.is_first(step, steps=_FIRST_STEPS):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Let those rest that know enough of such steps; whatever is new in the loop wakes them."""
+        settled = [probe for probe in self._unsettled if probe.is_settled()]
+        if not settled or self._patches is None:
             return
-        if recorder.schedule.is_first(recorder.step, steps=_LOOK_STEPS):
+        self._unsettled = [probe for probe in self._unsettled if probe not in settled]
+        lists = (*self._list_common(), self.recorder.on_call, self.events.on_clipped)
+        others = [probe for probe in settled if probe in self._others]
+        self._settled += self._patches.hush(others, lists)
+        self._settled_structure += self._patches.hush(settled, lists)
+
+    def _rest(self) -> None:
+        """Let all rest: the structure of the loop is known, and it is not changing."""
+        patches = self._patches
+        if patches is None:
             return
         if not self._is_past_structure:
+            self._wake()
             self._is_past_structure = True
             self._resting_structure = patches.hush(self._structure)
         if self._calm >= _CALM_STEPS:
-            lists = (
-                self.recorder.on_root, self.recorder.on_pass, self.recorder.on_grad, self.recorder.on_batch,
-                self.events.on_stepping, self.events.on_stepped, self.events.on_cleared,
-            )  # fmt: skip
-            self._resting = patches.hush(self._others, lists)
+            self._resting = patches.hush(self._others, self._list_common())
             self._resting += patches.hush((self,), (self.events.on_stepped,))
 
+    def _list_common(self) -> tuple[list[Any], ...]:
+        recorder, events = self.recorder, self.events
+        calls = (recorder.on_root, recorder.on_pass, recorder.on_grad, recorder.on_batch)
+        return (*calls, events.on_stepping, events.on_stepped, events.on_cleared)
+
     def _wake(self, *, with_structure: bool = True) -> Listening:
-        woken, self._resting = self._resting, []
+        woken = self._resting + self._settled
+        self._resting, self._settled = [], []
         if with_structure:
-            woken += self._resting_structure
-            self._resting_structure, self._is_past_structure = [], False
+            woken += self._resting_structure + self._settled_structure
+            self._resting_structure, self._settled_structure = [], []
+            self._is_past_structure = False
+        if not woken:
+            return []
         for listeners, listener in woken:
             listeners.append(listener)
-        for probe in self._others:
-            if woken and isinstance(probe, Wakes):
+        owners = {id(listener.__self__): listener.__self__ for _, listener in woken}
+        for probe in owners.values():
+            if isinstance(probe, Wakes):
                 probe.wake()
+        self._unsettled += [
+            each for each in self._settling if id(each) in owners and each not in self._unsettled
+        ]
         return woken
 
     def _tell(self, resting: Listening, listeners: list[Any], *what: Any) -> None:

@@ -67,6 +67,10 @@ class ScheduleProbe:
         patches.listen(self.events.on_scaler_step, self._see_scaler)
         self.recorder.note("probe", {"probe": "schedule"})
 
+    def is_settled(self) -> bool:
+        """Return whether no schedule has stepped; this hears of one that does."""
+        return not self._followed
+
     # ---------------------------------------------------------------- what happens
 
     def _make_initial(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from clew.capture.torch.glance import stamp
 from clew.capture.torch.leaves import list_leaves
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, FrameType
 
     from clew.capture.torch.recorder import Recorder
@@ -81,7 +84,7 @@ class _Followed:
 class _Held:
     """An optimizer: the parameters that are followed, some in each of its steps."""
 
-    __slots__ = ("at", "groups", "parts", "ref")
+    __slots__ = ("at", "groups", "parameters", "parts", "ref")
 
     def __init__(self, ref: weakref.ref[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
         self.ref = ref
@@ -91,6 +94,7 @@ class _Held:
         chosen = parameters[:: max(1, -(-len(parameters) // _FOLLOWED))]
         followed = [_Followed(parameter) for parameter in chosen]
         self.parts = [followed[at : at + _AT_ONCE] for at in range(0, len(followed), _AT_ONCE)] or [[]]
+        self.parameters = [[each.parameter for each in part] for part in self.parts]
 
 
 class Signature:
@@ -117,7 +121,8 @@ class Signature:
         self._sizes: set[int] = set()
         self._number = 0
         self._places: set[tuple[int, ...]] = set()
-        self._codes: dict[int, tuple[CodeType, bool]] = {}
+        self._counts: dict[int, bool] = {}
+        self._codes: list[CodeType] = []
         self._lowest, self._highest = 0.0, 0.0
         self._has_failed = False
         self._has_equal_samples: bool | None = None
@@ -258,15 +263,14 @@ class Signature:
         held = self._held.get(id(optimizer))
         if held is None or held.groups != len(optimizer.param_groups):
             held = self._follow(optimizer)
-        part = held.parts[held.at]
         held.at = held.at + 1 if held.at + 1 < len(held.parts) else 0
+        part = held.parts[held.at]
         state: float | None
-        for each in part:
-            gradient = each.parameter.grad
-            if gradient is None:
+        for each, now in zip(part, stamp(held.parameters[held.at]), strict=True):
+            if now is None:
                 state = None
             else:
-                version = gradient._version
+                version = now[1]
                 before, each.version = each.version, version
                 at, each.at = each.at, self._steps
                 if at < 0:
@@ -285,23 +289,15 @@ class Signature:
 
     def _see_place(self) -> None:
         """Take the lines of the user that lead to this step: another phase is written somewhere else."""
-        frame: FrameType | None = sys._getframe(3)
-        place: list[int] = []
-        for _ in range(_MOST_FRAMES):
-            if frame is None:
-                break
-            code = frame.f_code
-            known = self._codes.get(id(code))
-            if known is None:
-                known = self._codes[id(code)] = (code, not code.co_filename.startswith(_OWN))
-            if known[1]:
-                place += (id(code), frame.f_lasti)
-                if len(place) >= 2 * _FRAMES:
-                    break
-            frame = frame.f_back
-        key = tuple(place)
+        find = find_place if KERNEL is None else KERNEL.find_place
+        key = find(sys._getframe(3), self._counts, self._judge, _FRAMES, _MOST_FRAMES)
         if key not in self._places and len(self._places) < _MOST_PLACES and self.notice("place"):
             self._places.add(key)
+
+    def _judge(self, code: CodeType) -> bool:
+        """Return whether a code is the user's; it is kept, so that no other gets its identity."""
+        self._codes.append(code)
+        return not code.co_filename.startswith(_OWN)
 
     def _see_level(self, loss: float) -> None:
         """Take a loss that is negative for the first time, or far above the others."""
@@ -309,3 +305,24 @@ class Signature:
             self._lowest = -inf
         if abs(loss) > self._highest and self.notice("level of the loss"):
             self._highest = _HIGH_LOSS * abs(loss)
+
+
+def find_place(
+    frame: FrameType | None,
+    known: dict[int, bool],
+    judge: Callable[[CodeType], bool],
+    frames: int,
+    most: int,
+) -> tuple[int, ...]:
+    """Return where the innermost frames that count stand; the twin of the kernel's function."""
+    place: list[int] = []
+    for _ in range(most):
+        if frame is None or len(place) >= 2 * frames:
+            break
+        code = frame.f_code
+        if id(code) not in known:
+            known[id(code)] = judge(code)
+        if known[id(code)]:
+            place += (id(code), frame.f_lasti)
+        frame = frame.f_back
+    return tuple(place)

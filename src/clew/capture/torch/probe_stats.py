@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.probe_direction import Direction
 from clew.model.schema import STAT_INDEX
 from clew.stats.rows import Rows
@@ -19,6 +19,7 @@ from clew.stats.rows import Rows
 if TYPE_CHECKING:
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Call, Recorder
+    from clew.capture.torch.registry import ModuleEntry
 
 _BLOCK: Final = 10
 """Batches that are judged together."""
@@ -26,6 +27,14 @@ _BLOCK: Final = 10
 _INPUT_STEPS: Final = 3
 _FEW: Final = 8
 _MOSTLY: Final = 0.9
+_FEWEST_SHARES: Final = 3
+_FAR_FROM_MOST: Final = 0.5
+"""A block of batches is known before its end where it begins with so many batches of which no share is higher."""
+
+_DENSE_STEPS: Final = 20
+_FEWEST_TURNS: Final = 3
+"""Steps in which every one is looked at, and outputs that differ after which others need not be compared."""
+
 _MOST_TURNS: Final = 3
 _FEATURES: Final = 4096
 _SAMPLES: Final = 64
@@ -56,6 +65,8 @@ class _Activation:
         """Whether a model ends in it."""
         self.silent: torch.Tensor | None = None
         """The units that have given nothing but zeros in this block; None before its first batch."""
+        self.is_known = False
+        """Whether the rest of the block cannot change what it comes to."""
         self.shares: list[float] = []
 
     def see_units(self, tensor: torch.Tensor, dim: int) -> None:
@@ -72,6 +83,12 @@ class _Activation:
         if len(self.silent) >= _MOSTLY * self.units:
             self.silent = _find_silent(tensor, dim, self.silent)
 
+    def is_settled(self) -> bool:
+        """Return whether the block cannot end with most units silent, or hardly with most values at the ends."""
+        if self.silent is not None:
+            return len(self.silent) < _MOSTLY * self.units
+        return len(self.shares) >= _FEWEST_SHARES and max(self.shares) < _FAR_FROM_MOST
+
     def clear(self) -> None:
         """Begin the next block."""
         self.batches, self.samples, self.silent = 0, 0, None
@@ -87,6 +104,8 @@ class _Outputs:
         self.high: torch.Tensor | None = None
         self.inputs_differ = False
         self.differ = False
+        self.clear_turns = 0
+        """Steps in a row whose outputs differ clearly."""
         self.direction = Direction()
         self.equal_steps = 0
         self.since = 0
@@ -102,6 +121,13 @@ class StatsProbe:
         self._outputs: dict[str, _Outputs] = {}
         self._seen: dict[int, _Activation] = {}
         self._turns: dict[tuple[str, int], int] = {}
+        self._resting: dict[int, ModuleEntry] = {}
+        """Modules at which there is nothing more to see in this block of steps."""
+        self._looked: dict[int, tuple[ModuleEntry, bool]] = {}
+        """Modules that were looked at in this step, and whether all of their calls had nothing left to see."""
+        self._block = 0
+        self._is_away = False
+        """Whether module calls are not listened to until the next block."""
         self._serial = -1
         self._troubled = -1
         self._row = Rows(capacity=1)
@@ -109,26 +135,50 @@ class StatsProbe:
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
         patches.listen(self.recorder.on_call, self._see)
+        patches.listen(self.recorder.on_end, self._see_end)
         patches.listen(self.recorder.on_trouble, self._see_trouble)
         self.recorder.note("probe", {"probe": "stats"})
 
     def _see(self, call: Call) -> None:
+        entry = call.entry
+        if id(entry) in self._resting:
+            return
         if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
             return
-        if self._serial != self.recorder.serial:
-            self._serial = self.recorder.serial
-            self._seen.clear()
-            self._turns.clear()
-        module, output = call.module, call.output
+        module, output, is_over = call.module, call.output, True
         if isinstance(module, _MIXERS) and call.args and _is_plain(call.args[0]):
-            self._see_input(module, call.entry.name, call.args[0])
+            is_over = self._see_input(module, entry.name, call.args[0]) and is_over
         if _is_plain(output) and output.grad_fn is not None and output.dim() > 1:
-            self._see_output(call.entry.name, output)
+            is_over = self._see_output(entry.name, output) and is_over
         if call.is_root and module.training:
             last = self._seen.get(output.data_ptr()) if _is_plain(output) else None
             if last is not None:
                 last.is_output = True
-            self._see_root(call)
+            is_over = self._see_root(call) and is_over
+        known = self._looked.get(id(entry))
+        self._looked[id(entry)] = (entry, is_over and (known is None or known[1]))
+
+    def _see_end(self) -> None:
+        """A step has ended: where every one is looked at, leave out what the rest of a block cannot change."""
+        recorder = self.recorder
+        step, self._serial = recorder.step, recorder.serial
+        is_dense = recorder.schedule.is_first(step, steps=_DENSE_STEPS)
+        block = step // _BLOCK if is_dense else -1
+        if block < 0 or block != self._block:
+            self._block = block
+            self._resting.clear()
+            if self._is_away:
+                self._is_away = False
+                recorder.on_call.append(self._see)
+        elif self._looked:
+            over = {key: entry for key, (entry, is_over) in self._looked.items() if is_over}
+            self._resting.update(over)
+            self._is_away = len(over) == len(self._looked)
+            if self._is_away:
+                recorder.on_call.remove(self._see)
+        self._seen.clear()
+        self._turns.clear()
+        self._looked.clear()
 
     def _see_trouble(self, _kind: str, _name: str) -> None:
         """Something is bad: tell which samples of the step's inputs hold a NaN or an infinity, if any do."""
@@ -152,20 +202,20 @@ class StatsProbe:
 
     # ---------------------------------------------------------------- what enters a layer
 
-    def _see_input(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    def _see_input(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> bool:
+        """Return whether the next steps have nothing new to show here."""
         if not tensor.is_floating_point() or not tensor.numel():
-            return
+            return True
         node = tensor.grad_fn
         if node is None:
             if self.recorder.step < _INPUT_STEPS:
                 self._note_input(module, name, tensor)
-            return
+            return self.recorder.step >= _INPUT_STEPS - 1
         form = _name_activation(node)
         if form == "relu":
             units = 1 if isinstance(module, _CONVOLUTIONS) else tensor.dim() - 1
-            self._see_relu(f"{name} (input)", tensor, units)
-        elif form:
-            self._see_bounded(f"{name} (input)", tensor, form)
+            return self._see_relu(f"{name} (input)", tensor, units)
+        return self._see_bounded(f"{name} (input)", tensor, form) if form else True
 
     def _note_input(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
         self._row.measure(tensor, 0)
@@ -185,15 +235,19 @@ class StatsProbe:
 
     # ---------------------------------------------------------------- activations
 
-    def _see_output(self, name: str, tensor: torch.Tensor) -> None:
-        if tensor.grad_fn is not None and tensor.grad_fn.name() in _RELU:
-            self._see_relu(name, tensor, 1 if tensor.dim() > 3 else tensor.dim() - 1)
+    def _see_output(self, name: str, tensor: torch.Tensor) -> bool:
+        if tensor.grad_fn is None or tensor.grad_fn.name() not in _RELU:
+            return True
+        return self._see_relu(name, tensor, 1 if tensor.dim() > 3 else tensor.dim() - 1)
 
-    def _see_relu(self, site: str, tensor: torch.Tensor, units: int) -> None:
+    def _see_relu(self, site: str, tensor: torch.Tensor, units: int) -> bool:
         """Note which units gave anything but zero, once for each tensor however many modules pass it on."""
         address = tensor.data_ptr()
-        if address in self._seen or not tensor.numel() or not 0 <= units < tensor.dim():
-            return
+        known = self._seen.get(address)
+        if known is not None:
+            return known.is_known
+        if not tensor.numel() or not 0 <= units < tensor.dim():
+            return True
         # One module may serve several layers: their numbers of units tell them apart, and their order in a step.
         key = (site, tensor.shape[units])
         turn = self._turns[key] = min(self._turns.get(key, -1) + 1, _MOST_TURNS)
@@ -201,21 +255,23 @@ class StatsProbe:
         self._seen[address] = activation
         with torch.no_grad():
             activation.see_units(tensor.detach(), units)
-        self._count(site, activation, tensor.numel() // tensor.shape[units])
+        return self._count(site, activation, tensor.numel() // tensor.shape[units])
 
-    def _see_bounded(self, site: str, tensor: torch.Tensor, form: str) -> None:
+    def _see_bounded(self, site: str, tensor: torch.Tensor, form: str) -> bool:
         activation = self._activations.setdefault((site, 0, 0), _Activation(form))
         with torch.no_grad():
             values = tensor.detach()
             far = (values - 0.5).abs() > 0.49 if form == "sigmoid" else values.abs() > 0.99
             activation.shares.append(float(far.float().mean()))
-        self._count(site, activation, tensor.shape[0])
+        return self._count(site, activation, tensor.shape[0])
 
-    def _count(self, site: str, activation: _Activation, samples: int) -> None:
+    def _count(self, site: str, activation: _Activation, samples: int) -> bool:
+        """Note what the block of batches came to, at its end or when that is known; return whether it is."""
         activation.batches += 1
         activation.samples += samples
-        if activation.batches < _BLOCK:
-            return
+        activation.is_known = self._block >= 0 and activation.is_settled()
+        if activation.batches < _BLOCK and not activation.is_known:
+            return False
         self.recorder.note(
             "activation",
             {
@@ -231,12 +287,16 @@ class StatsProbe:
             },
         )
         activation.clear()
+        return activation.is_known
 
     # ---------------------------------------------------------------- what leaves a model
 
-    def _see_root(self, call: Call) -> None:
-        """Compare the outputs of a step with each other, those of all calls: a model may see one class a call."""
-        found = next((leaf for _, leaf in walk(call.output) if leaf.is_floating_point()), None)
+    def _see_root(self, call: Call) -> bool:
+        """Compare the outputs of a step with each other, those of all calls: a model may see one class a call.
+
+        Return whether some steps in a row have shown that they differ.
+        """
+        found = next((leaf for leaf in list_leaves(call.output) if leaf.is_floating_point()), None)
         if (
             found is None
             or found.grad_fn is None
@@ -244,18 +304,19 @@ class StatsProbe:
             or found.shape[0] < 4
             or not found.numel()
         ):
-            return
+            return True
         seen = self._outputs.setdefault(call.entry.name, _Outputs())
         if seen.serial != self._serial:
             self._judge_outputs(call.entry.name, seen)
             seen.serial, seen.low, seen.high = self._serial, None, None
+            seen.clear_turns = seen.clear_turns + 1 if seen.differ else 0
             seen.inputs_differ = seen.differ = False
         turned = seen.direction.see(found, self.recorder.step)
         if turned is not None and _inputs_differ(call, found.shape[0]):
             self.recorder.note("one-direction", {"site": call.entry.name, **turned})
         if seen.differ or _differ_clearly(found.detach()):
             seen.differ, seen.equal_steps, seen.low = True, 0, None
-            return
+            return seen.clear_turns >= _FEWEST_TURNS - 1 and not seen.direction.is_followed
         with torch.no_grad():
             sample = _sample(found)
             low, high = sample.amin(0), sample.amax(0)
@@ -263,6 +324,7 @@ class StatsProbe:
                 low, high = torch.minimum(low, seen.low), torch.maximum(high, seen.high)
             seen.low, seen.high = low, high
             seen.inputs_differ = seen.inputs_differ or _inputs_differ(call, found.shape[0])
+        return False
 
     def _judge_outputs(self, name: str, seen: _Outputs) -> None:
         if seen.low is None or seen.high is None or not seen.inputs_differ:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from clew.capture.torch.glance import glance
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.probe_events import find_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _BATCHES: Final = 3
 _MOST_GAPS: Final = 200
@@ -121,8 +118,7 @@ class Validation:
 
 
 def _first(args: Any, kwargs: Any) -> torch.Tensor | None:
-    leaves: Iterable[tuple[str, torch.Tensor]] = walk((args, kwargs))
-    return next((leaf for _, leaf in leaves if leaf.dim() and leaf.numel()), None)
+    return next((leaf for leaf in list_leaves((args, kwargs)) if leaf.dim() and leaf.numel()), None)
 
 
 def _glance(tensor: torch.Tensor) -> _Key:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _FIRST_STEPS: Final = 6
 _SIGHTINGS: Final = 2
+_SETTLED: Final = 2
+"""Steps without rows that are alike: they would have been from the start."""
+
 _FEWEST_ROWS: Final = 4
 _ALIKE: Final = 1e-5
 _MOST_NAMES: Final = 8
@@ -41,9 +44,13 @@ class WeightProbe:
         """Compare the rows in the next steps of every optimizer: there may be new layers."""
         self._steps.clear()
 
+    def is_settled(self) -> bool:
+        """Return whether no weight of the last steps has rows that are alike."""
+        return not self._alike and all(steps >= _SETTLED for steps in self._steps.values())
+
     def _see_stepped(self, optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
-        if steps > _FIRST_STEPS or self._told >= 2:
+        if steps > _FIRST_STEPS or self._told >= 2 or (steps > _SETTLED and not self._alike):
             return
         matrices = [p for group in optimizer.param_groups for p in group["params"] if _is_matrix(p)]
         with torch.no_grad():
