@@ -269,6 +269,7 @@ def test_unscaled(judge, spelling):
     judged = judge(lambda: UNSCALED[spelling](True))
     assert judged.ids[:1] == ["D07"], judged
     assert len(judged.ids) == 1, judged
+    assert ("pixels" in judged["D07"].hint) == (spelling not in ("far from zero", "large numbers"))
     assert judge(lambda: UNSCALED[spelling](False)).ids == []
 
 

@@ -115,6 +115,8 @@ def test_checkpoint_not_loaded(judge, spelling, tmp_path):
     judged = judge(lambda: NOT_LOADED[spelling](tmp_path))
     assert judged.ids == ["M14"], judged
     assert judged["M14"].step == 0
+    if spelling == "whole checkpoint":
+        assert 'load checkpoint["model"]' in judged["M14"].hint
 
 
 # ---------------------------------------------------------------- P05

@@ -19,6 +19,12 @@ _OUTPUT: Final = (
     "the ReLU out of the last layer"
 )
 
+_FROM_START: Final = (
+    "it is so from the first step on: look at the bias and the scale that the layer before it starts with, and at the "
+    "sign of what it is given; or use LeakyReLU or GELU"
+)
+_DIED: Final = "it has died at about step {step}: lower the learning rate, or use LeakyReLU or GELU"
+
 
 def _streaks(case: Case, forms: tuple[str, ...], share: Any) -> list[tuple[dict[str, Any], int]]:
     """Return, for each activation that is ill now, its newest block of batches and the step since when it is."""
@@ -63,7 +69,7 @@ def dead_relu(case: Case) -> Iterator[Found]:
         severity="error" if is_dead else "warning",
         title="" if is_dead else "most units of a ReLU never fire",
         evidence={name: note[name] for name in ("dead", "units", "batches", "samples")},
-        hint=_OUTPUT if note.get("is_output") else "",
+        hint=_OUTPUT if note.get("is_output") else _FROM_START if began == 0 else _DIED.format(step=began),
     )
 
 
@@ -115,7 +121,8 @@ def _saturated_share(note: dict[str, Any]) -> float:
     watches="the outputs of a model for different inputs of a step",
     threshold="they agree to 1e-4 in 10 recorded steps in a row; unit vectors without targets come within 6 degrees",
     silent="a head that starts at zero differs after one step; codes that start close together are pulled apart",
-    hint="the outputs carry nothing of the inputs: look for dead or saturated layers and a collapsed target",
+    hint="the outputs carry nothing of the inputs: look for dead or saturated layers, a softmax or normalisation over "
+    "a single number, and a collapsed target",
     needs=("probe:stats", "steps:10"),
     explains=("V02", "D06", "O09"),
 )

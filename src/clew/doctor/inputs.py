@@ -42,7 +42,24 @@ def unscaled_input(case: Case) -> Iterator[Found]:
     note = _confirmed(case, _is_unscaled)
     if note is not None:
         evidence = {name: round_number(note[name]) for name in ("min", "max", "mean", "std")}
-        yield Found(int(note["step"]), site=note["site"], evidence={**evidence, "shape": note["shape"]})
+        yield Found(
+            int(note["step"]),
+            site=note["site"],
+            evidence={**evidence, "shape": note["shape"]},
+            hint=_tell_scale(note),
+        )
+
+
+def _tell_scale(note: dict[str, Any]) -> str:
+    """Return what to do with bytes, with columns of a table, and with numbers that are all far from zero."""
+    if _is_image(note) and note["min"] >= 0 and note["max"] <= 255:
+        return "the pixels run to 255: divide the images by 255, and subtract their mean"
+    if len(note["shape"]) == 2:
+        return (
+            "subtract from each column its mean over the training data and divide by its standard deviation, before "
+            "the model or in a BatchNorm1d at its start"
+        )
+    return "subtract the mean of the training data from the input and divide by its standard deviation"
 
 
 def _is_unscaled(note: dict[str, Any]) -> bool:

@@ -212,7 +212,8 @@ def _tell_quiet(note: dict[str, Any]) -> Found:
 def _tell_cut(note: dict[str, Any]) -> Found:
     between = f"between {note['before']} and {note['after']}" if note["after"] else f"behind {note['before']}"
     get = "gets" if note["module_count"] == 1 else "get"
-    cause = "it runs under no_grad" if note["without_grad"] else "look for detach, .data, .item() or numpy"
+    ways = "detach, .data, .item(), numpy, argmax or a comparison"
+    cause = "it runs under no_grad" if note["without_grad"] else f"look for {ways}"
     return Found(
         int(note["step"]) - note["steps"] + 1,
         site=note["before"],

@@ -85,7 +85,7 @@ def gradients_erased(case: Case) -> Iterator[Found]:
             f"the gradients are cleared{said_at(cleared)} after backward and before {name}.step()"
             f"{said_at(notes[0]['source'])}: move the clearing behind the step or before the backward"
         )
-        yield _found(notes, hint, cleared_at=place(cleared) or "unknown")
+        yield _found(notes, hint, **({"cleared_at": place(cleared)} if cleared else {}))
         return
     thrown = _list_of(case, "discarded", least=3)
     if thrown:

@@ -223,7 +223,10 @@ def loss_broadcast(case: Case) -> Iterator[Found]:
                 "losses": times,
             },
             source=note["source"],
-            hint=f"{term['given']} outputs are compared with every target ({shape}): "
+            hint=f"{term['given']} losses are each multiplied by the weights of all samples ({shape}): "
+            "use weights.squeeze(1), or weights[:, None] where the losses have a second dimension"
+            if term.get("op") in ("Mul", "Div")
+            else f"{term['given']} outputs are compared with every target ({shape}): "
             "use output.squeeze(1), or target.unsqueeze(1)",
         )
 
@@ -317,7 +320,8 @@ def maximising_loss(case: Case) -> Iterator[Found]:
         int(note["step"]),
         evidence={"losses": len(notes), "terms_going_down": 0, "term": term["form"], **turned},
         source=note["source"],
-        hint=f"until then it was made smaller: a factor of the loss has changed its sign{said_at(note['source'])}"
+        hint=f"keep the factors of the loss{said_at(note['source'])} above 0: one has changed its sign by this step; "
+        "until then the loss was made smaller"
         if turned
         else _tell_sign(term),
     )

@@ -75,7 +75,7 @@ def future_leak(case: Case) -> Iterator[Found]:
                     "output_moves_by": f"{note['leak']:.2g} of its size when a later token is replaced"
                 },
                 source=note.get("source", ""),
-                hint="outputs change with tokens that come later: give the attention a causal mask, or make "
-                "the recurrent layer one-directional",
+                hint="outputs change with tokens that come later: give the attention a causal mask, make the "
+                "recurrent layer one-directional, or pad the convolution on the left only",
             )
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from clew.doctor.loop_words import list_some, said_at
 from clew.doctor.rule import Found, rule
@@ -71,9 +71,20 @@ def checkpoint_not_loaded(case: Case) -> Iterator[Found]:
             int(note["step"]),
             evidence={"parameters_missing": note["missing"], "of": note["of"]},
             source=note["source"],
-            hint=f"nothing was loaded{said_at(note['source'])}: {reason}; strip or add the prefix, and use strict=True",
+            hint=f"nothing was loaded{said_at(note['source'])}: {reason}; {_tell_names(note)}, and use strict=True",
         )
         return
+
+
+def _tell_names(note: dict[str, Any]) -> str:
+    """Return what to do about names: weights have a dot in theirs, what lies around them in a checkpoint has none."""
+    names = note["unexpected"]
+    if names and not any("." in name for name in names) and any("." in name for name in note["expected"]):
+        inner = next(
+            (name for name in names if "model" in name or "state" in name or "net" in name), names[0]
+        )
+        return f'the weights are inside: load checkpoint["{inner}"]'
+    return "strip or add the prefix"
 
 
 @rule(

@@ -122,14 +122,16 @@ def _diverges_at_start(case: Case, loss: Losses) -> list[Found]:
     if not too_far and not explodes and not _leaps(paces, later, first):
         return []
     rate = learning_rate(case)
+    top = float(rate.values[: 2 * _FIRST].max()) if len(rate) else 0.0
     evidence = {
         "median_update_over_initial_weight": round_number(pace),
         "first_loss": round_number(first),
         "highest_loss": round_number(highest),
         "loss_after": round_number(reached),
-        "lr": float(rate.values[: 2 * _FIRST].max()) if len(rate) else 0.0,
+        "lr": top,
     }
-    return [Found(int(loss.steps[0]), evidence=evidence)]
+    hint = f"divide the learning rate by 10: {top / 10:g} instead of {top:g}" if top else ""
+    return [Found(int(loss.steps[0]), evidence=evidence, hint=hint)]
 
 
 def _leaps(paces: NDArray[np.float64], later: NDArray[np.float64], first: float) -> bool:
