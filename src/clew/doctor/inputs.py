@@ -52,8 +52,9 @@ def unscaled_input(case: Case) -> Iterator[Found]:
 
 def _tell_scale(note: dict[str, Any]) -> str:
     """Return what to do with bytes, with columns of a table, and with numbers that are all far from zero."""
-    if _is_image(note) and note["min"] >= 0 and note["max"] <= 255:
-        return "the pixels run to 255: divide the images by 255, and subtract their mean"
+    is_far = abs(note["mean"]) > 20 * note["std"]
+    if _is_image(note) and note["min"] >= 0 and note["max"] <= 255 and not is_far:
+        return f"the pixels run to {round_number(note['max'])}: divide the images by 255, and subtract their mean"
     if len(note["shape"]) == 2:
         return (
             "subtract from each column its mean over the training data and divide by its standard deviation, before "
