@@ -1,6 +1,7 @@
 """``clew export`` and ``clew rm``: rows for other tools, and the end of a run."""
 
 import csv
+import errno
 import io
 import json
 import math
@@ -8,6 +9,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -97,6 +99,32 @@ def test_a_failed_export_leaves_no_file(write, tmp_path, monkeypatch):
     write(f"latest --to csv --site nothing -o {path}", code=2)
     assert path.read_text() == "precious"
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(write, tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(path.read_text()))
+    reader.start()
+    write(f"latest --to csv -o {path}")
+    reader.join()
+    assert path.is_fifo()
+    assert got == [write("latest --to csv")]
+
+
+class FullDisk(io.StringIO):
+    """Standard output on a disk without room."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("command", ["export latest --to csv", "show latest", "ls"])
+def test_standard_output_on_a_full_disk_is_said(command, runs, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    assert main([*command.split(), "--root", str(runs)]) == 2
+    assert capsys.readouterr().err == "clew: standard output cannot be written: No space left on device\n"
 
 
 def talk(command, answer=""):

@@ -79,3 +79,21 @@ def test_fault_while_an_exception_is_told_leaves_the_exception(tmp_path, monkeyp
     assert [fault.where for fault in run.faults()] == ["exception"]
     assert run.state == "died"
     assert len(run.ended_steps) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["_stopping.stop", "_crash.stop", "_doctor.close", "_explaining.explain_later"]
+)
+def test_fault_at_the_end_is_told_and_the_rest_is_closed(name, tmp_path, monkeypatch, capsys):
+    model, before = torch.nn.Linear(3, 1), _state()
+    owner, method = name.split(".")
+    with clew.watch(model, out=str(tmp_path), name="run", every=1) as run:
+        real = getattr(run._recording, owner)
+        original = getattr(type(real), method)
+        monkeypatch.setattr(type(real), method, lambda *args, act=original: (act(*args), _fail()))
+        _train(model)
+    assert capsys.readouterr().err == "clew: the run could not be closed properly: injected\n"
+    assert _state() == before
+    record = clew.open_run(tmp_path / "run")
+    assert record.state == "complete"
+    assert len(record.ended_steps) == 2

@@ -1,6 +1,7 @@
 """A run survives what machines do to it: kill -9, full disks, quotas, forks, readers, forbidden folders."""
 
 import ctypes
+import errno
 import json
 import os
 import subprocess
@@ -194,6 +195,16 @@ def test_a_place_that_is_a_file_is_refused_in_words(tmp_path):
         Writer(tmp_path / "file/run", RunInfo("run"))
     with pytest.raises(UsageError, match="the place for runs is a file"):
         claim_folder(tmp_path / "file", "run")
+
+
+def test_a_folder_that_could_not_be_begun_is_no_run(tmp_path, monkeypatch):
+    def fail(_path, _data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(StoreFull, match="No space left"):
+        Writer(tmp_path / "run", RunInfo("run"))
+    assert not (tmp_path / "run" / "rank0").exists()
 
 
 def test_two_writers_never_share_a_folder(tmp_path):

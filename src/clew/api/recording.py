@@ -223,12 +223,10 @@ class Recording:
         """Stop watching, close the run and say where it is; a fault here is told and goes no further."""
         if os.getpid() != self._pid:
             return
-        close_meeting(self.folder)
-        if self._stopping is not None:
-            self._stopping.stop()
-        if self._crash is not None and self._worker_stacks is not None:
-            self._worker_stacks.stop()
-            self._crash.stop()
+        watchers = (self._stopping, self._worker_stacks, self._crash)
+        self._attempt(
+            lambda: close_meeting(self.folder), *(each.stop for each in watchers if each is not None)
+        )
         if self._session is None or self._writer is None or self._info is None:
             self._finish_unstarted()
             return
@@ -237,24 +235,33 @@ class Recording:
                 self._tell_exception(error)
         except Exception as fault:  # noqa: BLE001 - the user's exception is what counts
             self._session.recorder.guard.fault(fault, "exception", step=self._session.step)
-        try:
-            was_quit = self._stopping is not None and self._stopping.breaker.was_quit
-            self._session.finish(was_cut_off=error is not None or was_quit)
-            if self._snapshots is not None:
-                self._snapshots.close()
-            if self._doctor is not None:
-                self._doctor.close(state, exit_code)
-            self._info.notes = self._closing_notes(error)
-            self._info.ended = provenance.now()
-            self._writer.update_info(self._info)
-            self._writer.close(state, exit_code)
-        except Exception as fault:  # noqa: BLE001 - the script's exit code is what counts
-            self.tell(f"clew: the run could not be closed properly: {fault}")
-        if self._status is not None:
-            self._status.close()
-        if self._explaining is not None:
-            self._explaining.explain_later(self.folder)
-        self._say_goodbye()
+        was_quit = self._stopping is not None and self._stopping.breaker.was_quit
+        session, doctor, explaining = self._session, self._doctor, self._explaining
+        self._attempt(
+            lambda: session.finish(was_cut_off=error is not None or was_quit),
+            lambda: self._snapshots.close() if self._snapshots is not None else None,
+            lambda: doctor.close(state, exit_code) if doctor is not None else None,
+            lambda: self._note_end(error),
+            lambda: self._writer.close(state, exit_code) if self._writer is not None else None,
+            lambda: self._status.close() if self._status is not None else None,
+            lambda: explaining.explain_later(self.folder) if explaining is not None else None,
+            self._say_goodbye,
+        )
+
+    def _attempt(self, *actions: Callable[[], object]) -> None:
+        """Do what is to be done at the end, one thing after the other, whatever becomes of each."""
+        for action in actions:
+            try:
+                action()
+            except Exception as fault:  # noqa: BLE001 - the script's exit code is what counts
+                self.tell(f"clew: the run could not be closed properly: {fault}")
+
+    def _note_end(self, error: BaseException | None) -> None:
+        assert self._info is not None  # start() has made both
+        assert self._writer is not None
+        self._info.notes = self._closing_notes(error)
+        self._info.ended = provenance.now()
+        self._writer.update_info(self._info)
 
     # ---------------------------------------------------------------- words
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from importlib import import_module
@@ -45,6 +47,7 @@ A module offers ``configure(parser)``, which adds arguments, and ``execute(args)
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 """What a shell reports for a program that was stopped by Ctrl-C, or whose reader went away."""
+_UNWRITABLE: Final = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,10 +71,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes once more on its way out; give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if runs_script or error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        _silence_output()
+        print(f"clew: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return ClewError.exit_code
     return code
+
+
+def _silence_output() -> None:
+    """The interpreter flushes once more on its way out; give it somewhere to write."""
+    with contextlib.suppress(OSError, ValueError):  # not a file at all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:

@@ -38,14 +38,13 @@ def write(pieces: Iterable[Rows], form: str, path: Path | None) -> None:
     if path is None:
         _WRITERS[form](pieces, sys.stdout)
         return
+    # A pipe or a device, /dev/stdout among them, is written to; only a file can be put in the place of another.
+    is_special = path.exists() and not path.is_file()
     temporary = path.with_name(f".{path.name}.part")
     try:
-        if form == "parquet":
-            _write_parquet(pieces, temporary)
-        else:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                _WRITERS[form](pieces, file)
-        temporary.replace(path)
+        _write_to(path if is_special else temporary, pieces, form)
+        if not is_special:
+            temporary.replace(path)
     except OSError as error:
         raise StoreFull(
             f"the file cannot be written: {error.strerror or error}",
@@ -55,6 +54,14 @@ def write(pieces: Iterable[Rows], form: str, path: Path | None) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _write_to(path: Path, pieces: Iterable[Rows], form: str) -> None:
+    if form == "parquet":
+        _write_parquet(pieces, path)
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        _WRITERS[form](pieces, file)
 
 
 def _write_csv(pieces: Iterable[Rows], file: TextIO) -> None:

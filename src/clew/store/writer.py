@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 import traceback
@@ -90,6 +91,7 @@ class Writer:
 
     def _open(self, part_rows: int) -> None:
         self._lock = -1
+        is_new = not self.rank_folder.exists()
         try:
             self.rank_folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_folder()
@@ -104,6 +106,9 @@ class Writer:
         except OSError as error:
             if self._lock >= 0:
                 os.close(self._lock)
+            if is_new:
+                # Half a folder would be taken for a run that died.
+                shutil.rmtree(self.rank_folder, ignore_errors=True)
             raise layout.unwritable(self.folder, error) from error
 
     def _take_folder(self) -> int:
