@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from clew.stats.rows import CutRows
 
 _NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
+_RECORDED, _THINNED = Scalar("clew.recorded", 1.0), Scalar("clew.recorded", 0.0)
+_new_tuple: Final = tuple.__new__
+"""Makes a named tuple without running Python, as the class's own way of making one does."""
 _TIMES: Final = tuple(f"time.{name}" for name in PHASES)
 
 
@@ -37,9 +40,11 @@ class Draft:
     def finish(self, faults: tuple[Fault, ...]) -> StepRecord:
         """Return the record."""
         self.scalars += [
-            Scalar(name, value) for name, value in zip(_TIMES, self.phases, strict=True) if value
+            _new_tuple(Scalar, (name, value, 0))
+            for name, value in zip(_TIMES, self.phases, strict=True)
+            if value
         ]
-        self.scalars.append(Scalar("clew.recorded", float(self.due)))
+        self.scalars.append(_RECORDED if self.due else _THINNED)
         columns, layout = self._assemble()
         return StepRecord(
             step=self.step,
@@ -65,7 +70,8 @@ class Draft:
             columns = merge_repeats(drop_unseen(columns))
             layout = Layout(columns.keys.tolist(), [])
         if len(layout.grads):
-            norms = columns.values[layout.grads, STAT_INDEX["l2"]]
+            numbers = columns.values[layout.grads]
+            norms = numbers[numbers[:, STAT_INDEX["count"]] > 0, STAT_INDEX["l2"]]
             self.scalars.append(Scalar("grad_norm", math.sqrt(float(np.square(norms).sum()))))
         return columns, layout
 

@@ -36,7 +36,8 @@ class Schedule:
         self.thinned = 0
         self._forced_until = -1
         self._found_until = -1
-        self._bank = 0.0
+        self._share = _SEEN * budget if budget is not None else 0.0
+        self._bank = self._most = 0.0
         self._cost = 0.0
         self._since_last = 0
         self._probed_at = 0
@@ -83,15 +84,17 @@ class Schedule:
         """What recording a step in full has cost lately."""
         return self._cost
 
-    def account(self, step: int, *, was_due: bool, wall_seconds: float, cost_seconds: float) -> None:
+    def account(self, step: int, cost_seconds: float, wall_seconds: float, *, was_due: bool) -> None:
         """Take note of what a finished step took in all, and how much of that was clew."""
-        self.recorded += was_due
-        self.thinned += not was_due
-        self._since_last = 0 if was_due else self._since_last + 1
         if was_due:
+            self.recorded += 1
+            self._since_last = 0
             keep = _MEMORY if self._cost else 0.0
             self._cost = keep * self._cost + (1 - keep) * cost_seconds
-        if self.budget is None or step < self.warmup_steps:
-            return
-        plain = max(wall_seconds - cost_seconds, 0.0)
-        self._bank = min(self._bank + _SEEN * self.budget * plain - cost_seconds, _BANK_STEPS * self._cost)
+            self._most = _BANK_STEPS * self._cost
+        else:
+            self.thinned += 1
+            self._since_last += 1
+        if self._share and step >= self.warmup_steps:
+            bank = self._bank + self._share * (wall_seconds - cost_seconds) - cost_seconds
+            self._bank = min(self._most, bank)

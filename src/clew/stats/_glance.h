@@ -6,7 +6,7 @@
 static PyObject *str_grad, *str_grad_fn, *str_version, *str_f_back, *str_f_code, *str_f_lasti;
 
 enum { IS_UNKNOWN = -2, IS_FINE = -1 };
-enum { MAX_DEPTH = 5, MOST_PARTS = 64 };
+enum { MAX_DEPTH = 5, MOST_PARTS = 64, END_BYTES = 128 };
 
 static int intern_glance_names(void)
 {
@@ -409,32 +409,55 @@ static PyObject *list_stale(PyObject *module, PyObject *const *args, Py_ssize_t 
     return stale;
 }
 
-PyDoc_STRVAR(list_frames_doc, "list_frames(frame) -> list\n\n"
-                              "Return the identity of a frame and of each that called it, its place in its code, and that.");
-
-static PyObject *list_frames(PyObject *module, PyObject *frame)
+/* Whether an entry of an earlier list says the same of a frame. */
+static int is_same_frame(PyObject *entry, PyObject *frame, PyObject *place, PyObject *code)
 {
-    PyObject *found = PyList_New(0);
-    (void)module;
-    Py_INCREF(frame);
-    while (found && frame && frame != Py_None) {
-        PyObject *place = PyObject_GetAttr(frame, str_f_lasti), *code = PyObject_GetAttr(frame, str_f_code);
-        PyObject *id = PyLong_FromVoidPtr(frame);
-        PyObject *entry = place && code && id ? PyTuple_Pack(3, id, place, code) : NULL;
-        PyObject *back = PyObject_GetAttr(frame, str_f_back);
-        if (!entry || PyList_Append(found, entry) < 0)
-            Py_CLEAR(found);
-        Py_XDECREF(place);
-        Py_XDECREF(code);
+    return PyLong_AsVoidPtr(PyTuple_GetItem(entry, 0)) == (void *)frame && PyTuple_GetItem(entry, 2) == code &&
+           PyLong_AsLong(PyTuple_GetItem(entry, 1)) == PyLong_AsLong(place);
+}
+
+/* Put a frame into the list at a position; what stands there and says the same stays. */
+static int put_frame(PyObject *list, Py_ssize_t at, PyObject *frame)
+{
+    PyObject *place = PyObject_GetAttr(frame, str_f_lasti), *code = PyObject_GetAttr(frame, str_f_code);
+    int has_entry = at < PyList_Size(list), fine = place && code;
+    if (fine && !(has_entry && is_same_frame(PyList_GetItem(list, at), frame, place, code))) {
+        PyObject *id = PyLong_FromVoidPtr(frame), *entry = id ? PyTuple_Pack(3, id, place, code) : NULL;
         Py_XDECREF(id);
-        Py_XDECREF(entry);
+        if (entry && has_entry)
+            fine = PyList_SetItem(list, at, entry) == 0; /* takes the entry */
+        else
+            fine = entry && PyList_Append(list, entry) == 0;
+        if (!has_entry)
+            Py_XDECREF(entry);
+    }
+    Py_XDECREF(place);
+    Py_XDECREF(code);
+    return fine;
+}
+
+PyDoc_STRVAR(list_frames_doc, "list_frames(frame, list)\n\n"
+                              "Make a list say of a frame and of each that called it: its identity, its place in its code, and\n"
+                              "that. Step after step these are the same, and making them anew would cost most.");
+
+static PyObject *list_frames(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (!check_count(n, 2))
+        return NULL;
+    PyObject *frame = args[0], *list = args[1];
+    Py_ssize_t count = 0;
+    Py_INCREF(frame);
+    while (frame && frame != Py_None) {
+        PyObject *back = put_frame(list, count++, frame) ? PyObject_GetAttr(frame, str_f_back) : NULL;
         Py_DECREF(frame);
         frame = back;
     }
-    if (!frame)
-        Py_CLEAR(found);
+    int fine = frame && (PyList_Size(list) == count || PyList_SetSlice(list, count, PyList_Size(list), NULL) == 0);
     Py_XDECREF(frame);
-    return found;
+    if (!fine)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *take_memory(char *from, size_t bytes, int fill)
@@ -470,8 +493,15 @@ static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t n)
     return all;
 }
 
+/* Whether the first or the last words differ: those of a Mersenne twister from which nothing was drawn do not. */
+static int has_moved(const char *to, const char *from, size_t bytes)
+{
+    size_t end = bytes - END_BYTES;
+    return bytes < 2 * END_BYTES || memcmp(to, from, END_BYTES) || memcmp(to + end, from + end, END_BYTES);
+}
+
 PyDoc_STRVAR(copy_memory_doc, "copy_memory(to, from, bytes, ...)\n\n"
-                              "Copy some stretches of memory, given by three integers each.");
+                              "Copy the states of random generators, given by three integers each, where numbers were drawn.");
 
 static PyObject *copy_memory(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
@@ -481,7 +511,8 @@ static PyObject *copy_memory(PyObject *module, PyObject *const *args, Py_ssize_t
         size_t bytes = PyLong_AsSize_t(args[i + 2]);
         if (PyErr_Occurred())
             return NULL;
-        memcpy(to, from, bytes);
+        if (has_moved(to, from, bytes))
+            memcpy(to, from, bytes);
     }
     Py_RETURN_NONE;
 }

@@ -541,7 +541,7 @@ static PyMethodDef methods[] = {
     {"read_number", read_number, METH_O, read_number_doc},
     {"weigh", weigh, METH_O, weigh_doc},
     {"stamp", stamp, METH_O, stamp_doc},
-    {"list_frames", list_frames, METH_O, list_frames_doc},
+    FAST("list_frames", list_frames, list_frames_doc),
     {"select", select_variant, METH_O, select_doc},
     {"variants", list_variants, METH_NOARGS, variants_doc},
     {NULL, NULL, 0, NULL},

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Recorder
 
-_EVERY_STEP_UNTIL: Final = 16
 _PLAIN: Final = (bool, int, float, str)
 
 
@@ -25,12 +24,9 @@ class ArgumentProbe:
 
     def install(self, patches: Patches) -> None:
         """Begin to look."""
-        patches.listen(self._recorder.on_end, self._look)
+        patches.listen(self._recorder.on_sixteenth, self._look)
 
     def _look(self) -> None:
-        step = self._recorder.step
-        if step > _EVERY_STEP_UNTIL and step % _EVERY_STEP_UNTIL:
-            return
         if len(self._recorder.registry.modules) != self._count:
             self._collect()
         for reference, values in self._watched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +11,11 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.clock import BACKWARD, CLEW
 from clew.capture.torch.leaves import walk
+from clew.capture.torch.patches import step_aside
 from clew.capture.torch.recorder import KIND_GRAD, KIND_LOSS, KIND_PARAM
 from clew.capture.torch.roots import is_transformed
+from clew.capture.torch.unheard import ask_unheard, is_heard, let_hear
+from clew.stats.readable import unheard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +45,16 @@ class BackwardLens:
         patches.replace(torch.amp.GradScaler, "scale", self._make_scale)
 
     def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder, owner = self.recorder, self.recorder.owner
+
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.recorder.asleep or torch.compiler.is_compiling() or not self.recorder.owner.claim():
+            if recorder.asleep or torch.compiler.is_compiling():
                 return original(tensors, *args, **kwargs)
-            self._begin(tensors, is_root=True)
-            before = self.recorder.clock.switch(BACKWARD)
+            if owner.thread != get_ident() and not owner.claim():
+                return original(tensors, *args, **kwargs)
+            if is_heard():
+                return ask_unheard(self._differentiate, let_hear(original), tensors, args, kwargs)
+            before = self._begin(tensors, is_root=True)
             try:
                 return original(tensors, *args, **kwargs)
             finally:
@@ -63,14 +72,22 @@ class BackwardLens:
                 return original(outputs, *args, **kwargs)
             # Inside a transform of torch.func it is the calls of the model that tell of steps.
             is_root = is_alone and not is_transformed()
-            self._begin(outputs, is_root=is_root)
-            before = self.recorder.clock.switch(BACKWARD)
-            try:
-                return original(outputs, *args, **kwargs)
-            finally:
-                self._end(before, is_root=is_root)
+            if is_heard():
+                heard = let_hear(original)
+                return ask_unheard(self._differentiate, heard, outputs, args, kwargs, is_root=is_root)
+            return self._differentiate(original, outputs, args, kwargs, is_root=is_root)
 
         return grad
+
+    @step_aside
+    def _differentiate(
+        self, original: Callable[..., Any], tensors: Any, args: Any, kwargs: Any, *, is_root: bool = True
+    ) -> Any:
+        before = self._begin(tensors, is_root=is_root)
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            self._end(before, is_root=is_root)
 
     def _make_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -80,41 +97,48 @@ class BackwardLens:
             if isinstance(outputs, torch.Tensor) and isinstance(result, torch.Tensor):
                 self.is_scaled = scaler.is_enabled()
                 self._scaled = weakref.ref(result)
-                self._unscaled = outputs.detach()
+                with unheard():
+                    self._unscaled = outputs.detach()
             return result
 
         return scale
 
-    def _begin(self, tensors: Any, *, is_root: bool) -> None:
+    def _begin(self, tensors: Any, *, is_root: bool) -> int:
+        """A pass begins; return the phase that it interrupts."""
         recorder = self.recorder
         before = recorder.clock.switch(CLEW)
         try:
             if not recorder.in_backward:
-                recorder.before_event()
+                if recorder.closing:
+                    recorder.before_event()
                 if is_root:
-                    self.roots.end_bare_step(tensors)
-            if is_root and not recorder.in_backward:
-                recorder.has_output = False
-                if recorder.on_pass:
-                    recorder.ask(recorder.on_pass, True)
-                self._record_losses(tensors)
-            elif not recorder.in_backward:
-                recorder.ask(recorder.on_grad)
+                    self._begin_root(tensors)
+                elif recorder.on_grad:
+                    recorder.ask(recorder.on_grad)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "loss", step=recorder.step)
         finally:
             recorder.in_backward += 1
-            recorder.clock.switch(before)
+            recorder.clock.switch(BACKWARD)
+        return before
 
-    def _record_losses(self, tensors: Any) -> None:
+    def _begin_root(self, tensors: Any) -> None:
         recorder = self.recorder
-        losses = (tensors,) if type(tensors) is torch.Tensor else [leaf for _, leaf in walk(tensors)]
+        if not self.optimizers.entries:
+            self.roots.end_bare_step(tensors)
+        recorder.has_output = False
+        if recorder.on_pass:
+            recorder.ask(recorder.on_pass, True)
+        losses = [tensors]
+        if type(tensors) is not torch.Tensor:
+            with torch._C.DisableTorchFunction():
+                losses = [leaf for _, leaf in walk(tensors)]
         for loss in losses:
             if recorder.probing:
                 recorder.ask(recorder.on_loss, loss)
             if recorder.on_each_loss:
                 recorder.ask(recorder.on_each_loss, loss)
-            if loss is self._scaled() and self._unscaled is not None:
+            if self._unscaled is not None and loss is self._scaled():
                 loss, self._unscaled = self._unscaled, None  # noqa: PLW2901 - the loss before GradScaler
             if not recorder.wants["loss"] or recorder.add_number(loss) or is_functorch_wrapped_tensor(loss):
                 continue
@@ -133,7 +157,7 @@ class BackwardLens:
                 if recorder.on_pass:
                     recorder.ask(recorder.on_pass, False)
                 may_look = not self.is_scaled and not recorder.owner.is_shared
-                if may_look and (name := recorder.flight.find_bad_gradient()):
+                if may_look and (name := recorder.flight.find_bad(of_gradients=True)):
                     recorder.report_bad("gradient", name)
                 is_unowned = not self.optimizers.owns_parameters()
                 recorder.flight.mark_backward(is_last=is_unowned)

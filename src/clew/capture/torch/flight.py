@@ -14,6 +14,7 @@ import torch
 
 from clew.capture.torch.randomness import RandomStates
 from clew.model.schema import STAT_INDEX
+from clew.stats.readable import LAZY, undisturbed
 from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ _NAN, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["neg_inf"]
 _UNKNOWN: Final = -2
 """The kernel's answer when a tensor is not simply memory."""
 _SMALL: Final = 4096
+_OWN_FRAMES: Final = 3
+_new_tuple: Final = tuple.__new__
+"""Makes a named tuple without running Python, as the class's own way of making one does."""
 _MOST_CALLS: Final = 24
 _MOST_LOOKED_AT: Final = 4
 """A NaN that flows through a backward pass reaches the small gradients (biases, norms) on its way. Of a step that is
@@ -64,6 +68,7 @@ class Flight:
         self._passes = self._usual_passes = 0
         self._has_start = False
         self._trees = -1
+        self._shapes: list[torch.Size] = []
         self._rows = Rows(capacity=1)
         self._looked_at = -1
         self._small: list[TensorEntry] = []
@@ -77,7 +82,12 @@ class Flight:
 
     def mark_end(self) -> None:
         """A step has ended: remember the frames that hold the loop, and begin the next step here."""
-        self._frames = (KERNEL.list_frames if KERNEL is not None else _list_frames)(sys._getframe())
+        # Whoever tells of the end is ours, and who told the recorder: the user's frames come behind these.
+        frame = sys._getframe(_OWN_FRAMES)
+        if KERNEL is not None:
+            KERNEL.list_frames(frame, self._frames)
+        else:
+            self._frames = _list_frames(frame)
         if self.snapshots is not None:
             self.snapshots.end_step()
         self.calls.clear()
@@ -109,7 +119,8 @@ class Flight:
             self.mark_start()
         elif self._usual_passes > 1:
             self._turn.take()
-            self._turn_buffers = [buffer.detach().clone() for buffer, _ in self._buffers]
+            with undisturbed():
+                self._turn_buffers = [buffer.detach().clone() for buffer, _ in self._buffers]
 
     def begin_call(self, call: Callable[[], Any]) -> None:
         """A function that is known to be the step begins: calling it again is the step again."""
@@ -127,22 +138,16 @@ class Flight:
     def mark_start(self) -> None:
         """The body of the loop begins: keep the random states and the buffers as they are now."""
         self._random.take()
-        self._copy_buffers()
+        if self._buffers or len(self.recorder.registry.tensors) != self._trees:
+            self._copy_buffers()
 
     def add_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a root call of this step; inference and the hundredth call of a loop are not worth it."""
         if len(self.calls) < _MOST_CALLS:
-            self.calls.append(RootCall(module, args, kwargs))
+            self.calls.append(_new_tuple(RootCall, (module, args, kwargs)))
 
-    def find_bad_gradient(self) -> str:
-        """Return the name of a small parameter whose gradient is bad, or nothing: a look after every backward."""
-        return self._find_bad(of_gradients=True)
-
-    def find_bad_parameter(self) -> str:
-        """Return the name of a small parameter that is bad, or nothing: a look after every optimizer step."""
-        return self._find_bad(of_gradients=False)
-
-    def _find_bad(self, *, of_gradients: bool) -> str:
+    def find_bad(self, *, of_gradients: bool) -> str:
+        """Return the name of a small parameter that is bad, or has a bad gradient; nothing where all is well."""
         if len(self.recorder.registry.tensors) != self._looked_at:
             self._choose_small()
         references = self._references if self.recorder.due else self._outermost
@@ -191,19 +196,27 @@ class Flight:
         (self._turn if to_turn else self._random).restore()
         with torch.no_grad():
             for (buffer, _), copy in zip(self._buffers, copies, strict=True):
+                if buffer.shape != copy.shape:
+                    buffer.data = torch.empty_like(copy)
                 buffer.copy_(copy)
 
     def _copy_buffers(self) -> None:
         count = len(self.recorder.registry.tensors)
-        if count != self._trees:
-            self._trees = count
-            trees = self.recorder.registry.living_trees()
-            living = [entry.ref() for tree in trees for entry in tree.buffers]
-            kept = [buffer for buffer in living if buffer is not None and buffer.device.type == "cpu"]
-            self._buffers = [(buffer, torch.empty_like(buffer)) for buffer in kept]
-        if self._buffers:
-            with torch.no_grad():
+        with undisturbed():
+            # A queue is swapped for a longer one, an observer makes room: then the copies are made anew.
+            if count != self._trees or [buffer.shape for buffer, _ in self._buffers] != self._shapes:
+                self._find_buffers(count)
+            if self._buffers:
                 torch._foreach_copy_([copy for _, copy in self._buffers], [b for b, _ in self._buffers])
+
+    def _find_buffers(self, count: int) -> None:
+        trees = self.recorder.registry.living_trees()
+        living = [buffer for tree in trees for entry in tree.buffers if (buffer := entry.ref()) is not None]
+        lazy = [buffer for buffer in living if isinstance(buffer, LAZY)]
+        kept = [buffer for buffer in living if buffer.device.type == "cpu" and not isinstance(buffer, LAZY)]
+        self._trees = -1 if lazy else count
+        self._shapes = [buffer.shape for buffer in kept]
+        self._buffers = [(buffer, torch.empty_like(buffer)) for buffer in kept]
 
 
 def _list_frames(frame: FrameType | None) -> list[tuple[int, int, CodeType]]:

@@ -7,6 +7,7 @@ leaving anything on the user's modules, which may be copied or pickled at any mo
 from __future__ import annotations
 
 import threading
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,8 +17,10 @@ from clew.capture.torch.argument_probe import ArgumentProbe
 from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.outputs import make_leaf, see_unobserved
+from clew.capture.torch.patches import step_aside
 from clew.capture.torch.recorder import KIND_INPUT, Call
 from clew.capture.torch.registry import MAX_CALLS
+from clew.capture.torch.unheard import ask_unheard, is_heard, let_hear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,32 +59,41 @@ class ForwardLens:
         ArgumentProbe(self.recorder).install(patches)
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_dynamo_compiling = torch.compiler.is_dynamo_compiling
         is_compiling = torch.compiler.is_compiling
         tracing_state = torch._C._get_tracing_state
         thread = self.thread
         recorder = self.recorder
         call_root = self._call_root
         observe = self._observe
-        may_call = self.roots.may_call
+        owner, may_call = recorder.owner, self.roots.may_call
 
         def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # The first test is for Dynamo: it folds to a constant and nothing of clew enters the graph.
-            if is_compiling():
+            if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
             if not thread.depth:
-                if recorder.asleep or tracing_state() is not None or not may_call(self):
+                if recorder.asleep or is_compiling() or tracing_state() is not None:
                     return original(self, *args, **kwargs)
+                if owner.thread != get_ident() and not may_call(self):
+                    return original(self, *args, **kwargs)
+                if is_heard():
+                    return ask_unheard(call_root, let_hear(original), self, args, kwargs)
                 return call_root(original, self, args, kwargs)
             if not thread.recording:
                 return original(self, *args, **kwargs)
             output = original(self, *args, **kwargs)
-            observe(self, args, kwargs, output)
+            if is_heard():
+                ask_unheard(observe, self, args, kwargs, output)
+            else:
+                observe(self, args, kwargs, output)
             return output
 
         return _call_impl
 
     # ---------------------------------------------------------------- roots
 
+    @step_aside
     def _call_root(
         self,
         original: Callable[..., Any],
@@ -89,11 +101,22 @@ class ForwardLens:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        thread, clock = self.thread, self.recorder.clock
-        self._begin_root(module, args, kwargs)
-        before = clock.switch(EVAL if thread.tag else FORWARD)
+        # Every function called here costs more than it says: torch has filled the caches with tensors.
+        thread, recorder = self.thread, self.recorder
+        clock = recorder.clock
+        before = clock.switch(CLEW)
+        around, tag = None, 0
+        # A frozen script has no mode; it is no model that a probe could learn something from either.
+        mode = getattr(module, "training", None)
+        try:
+            tag = thread.tag = 0 if mode else EVAL_TAG
+            thread.recording = self.roots.begin(module, args, kwargs, tag=tag)
+            if recorder.around is not None and mode is not None:
+                around = recorder.around(module)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._fail_at_root(error)
         thread.depth = 1
-        around = self._find_around(module) if self.recorder.around is not None else None
+        clock.switch(EVAL if tag else FORWARD)
         try:
             if around is None:
                 output = original(module, *args, **kwargs)
@@ -102,9 +125,12 @@ class ForwardLens:
                     output = original(module, *args, **kwargs)
             if thread.recording:
                 self._observe(module, args, kwargs, output, is_root=True)
-            self.recorder.has_output = True
-            if self.recorder.on_root or self.recorder.sentinel is not None:
-                self._ask_root(module, args, kwargs, output)
+            recorder.has_output = True
+            clock.switch(CLEW)
+            if recorder.sentinel is not None and mode is not None:
+                recorder.sentinel(module, args, kwargs, output)
+            if recorder.on_root and mode is not None:
+                recorder.ask(recorder.on_root, module, args, kwargs, output)
         finally:
             thread.depth = 0
             thread.recording = False
@@ -112,38 +138,12 @@ class ForwardLens:
             clock.switch(before)
         return output
 
-    def _begin_root(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder, thread = self.recorder, self.thread
-        before = recorder.clock.switch(CLEW)
-        try:
-            thread.tag = 0 if module.training else EVAL_TAG
-            thread.recording = self.roots.begin(module, args, kwargs, tag=thread.tag)
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            thread.recording = False
-            recorder.guard.fault(error, "root call", step=recorder.step)
-        finally:
-            recorder.clock.switch(before)
+    def _fail_at_root(self, error: Exception) -> None:
+        """Answer for a fault before a root call: what happens inside is not recorded, and no probe stands around."""
+        self.thread.recording, self.recorder.around = False, None
+        self.recorder.guard.fault(error, "root call", step=self.recorder.step)
 
     # ---------------------------------------------------------------- outputs
-
-    def _ask_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        recorder = self.recorder
-        before = recorder.clock.switch(CLEW)
-        if recorder.sentinel is not None:
-            recorder.sentinel(module, args, kwargs, output)
-        if recorder.on_root:
-            recorder.ask(recorder.on_root, module, args, kwargs, output)
-        recorder.clock.switch(before)
-
-    def _find_around(self, module: torch.nn.Module) -> Any:
-        """Return what a probe wants this root call to run in, or None."""
-        recorder = self.recorder
-        try:
-            return recorder.around(module) if recorder.around is not None else None
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            recorder.around = None
-            recorder.guard.fault(error, "around a root call", step=recorder.step)
-            return None
 
     def _observe(
         self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, *, is_root: bool = False
@@ -158,7 +158,8 @@ class ForwardLens:
                 entry = self.roots.adopt(module)
             if entry.wanted and not entry.off:
                 self._record_call(entry, args, kwargs, output)
-            if recorder.probing and recorder.on_call and not recorder.in_backward:
+            is_asked = recorder.probing and recorder.on_call and not recorder.in_backward
+            if is_asked and hasattr(module, "training"):
                 recorder.ask(recorder.on_call, Call(module, entry, args, kwargs, output, is_root))
         except Exception as error:  # noqa: BLE001 - ours to answer for
             name = entry.name if entry is not None else type(module).__name__
@@ -186,8 +187,9 @@ class ForwardLens:
             if not self._leaf.see(entry.site, output, tag):
                 see_unobserved(self._leaf, entry.site, output, tag)
             return
-        for path, tensor in walk(output):
-            see_unobserved(self._leaf, self._leaf_site(entry, path), tensor, tag)
+        with torch._C.DisableTorchFunction():
+            for path, tensor in walk(output):
+                self._leaf.see(self._leaf_site(entry, path), tensor, tag)
 
     def _record_inputs(self, entry: ModuleEntry, args: Any, kwargs: Any, tag: int) -> None:
         given = {**{str(index): value for index, value in enumerate(args)}, **kwargs}

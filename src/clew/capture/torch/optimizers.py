@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,6 +20,8 @@ from clew.capture.torch.leaves import local_part
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE, KIND_UPDATE
 from clew.capture.torch.shadow import take_shadows
 from clew.capture.torch.uncompiled import uncompiled
+from clew.capture.torch.unheard import has_dispatch_mode, is_heard
+from clew.stats.readable import unheard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +44,13 @@ class OptimizerEntry:
     __slots__ = (
         "first_group",
         "grad_keys",
+        "identities",
         "known_groups",
         "numbers",
         "pairs",
         "param_keys",
         "rates",
         "ref",
-        "size",
         "stepped",
         "steps",
         "tensors",
@@ -59,7 +62,7 @@ class OptimizerEntry:
     ) -> None:
         self.ref = weakref.ref(optimizer, forget)
         self.first_group = first_group
-        self.size = -1
+        self.identities: list[int] | None = None
         self.stepped = -1
         self.steps = 0
         self.was_found = False
@@ -102,10 +105,15 @@ class OptimizerLens:
         # The parameter's name is torch's own: a caller may give it by keyword.
         def __init__(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(optimizer, *args, **kwargs)
-            if not self.recorder.is_off():
+            recorder = self.recorder
+            if recorder.is_off():
+                return
+            try:
                 self.add(optimizer)
                 # The best guess of where the first turn of the loop begins: the model is made by now.
-                self.recorder.flight.mark_start()
+                recorder.flight.mark_start()
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                recorder.guard.fault(error, "a new optimizer", step=recorder.step)
 
         return __init__
 
@@ -158,7 +166,11 @@ class OptimizerLens:
     @uncompiled
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
-        if recorder.asleep or not recorder.owner.claim():
+        if recorder.asleep or (recorder.owner.thread != get_ident() and not recorder.owner.claim()):
+            return
+        if is_heard() or has_dispatch_mode():
+            with unheard():
+                self._before_step(optimizer, args, kwargs)
             return
         # A closure may step another optimizer inside; an exception ends a step without telling the hooks.
         self.depth = _count_running() if self.depth else 1
@@ -166,11 +178,12 @@ class OptimizerLens:
             return
         self._before = recorder.clock.switch(CLEW)
         try:
-            entry = self.add(optimizer)
+            entry = self.entries.get(id(optimizer)) or self.add(optimizer)
             if recorder.closing and entry.stepped == recorder.serial:
                 recorder.end_step()
-            # With a closure the forward and the backward are still to come: gradients are measured afterwards.
-            self.measure_before(entry, optimizer, with_grads=_closure_of(args, kwargs) is None)
+            if recorder.due:
+                # With a closure the forward and the backward are still to come: gradients are measured afterwards.
+                self._measure_before(entry, optimizer, with_grads=_closure_of(args, kwargs) is None)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "before the optimizer step", step=recorder.step)
         finally:
@@ -179,20 +192,28 @@ class OptimizerLens:
     @uncompiled
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
-        if recorder.is_off() or not self.depth:
+        if not self.depth or recorder.asleep:
+            return
+        if recorder.owner.thread != get_ident() and not recorder.owner.is_here():
+            return
+        if is_heard() or has_dispatch_mode():
+            with unheard():
+                self._after_step(optimizer, args, kwargs)
             return
         self.depth -= 1
         if self.depth:
             return
         recorder.clock.switch(CLEW)
         try:
-            entry = self.add(optimizer)
+            entry = self.entries.get(id(optimizer)) or self.add(optimizer)
             entry.stepped = recorder.serial
             entry.steps += 1
-            if _closure_of(args, kwargs) is not None:
+            if recorder.due and _closure_of(args, kwargs) is not None:
                 self._pairs_of(entry, optimizer)
                 self._measure_grads(entry)
-            self._measure_after(entry, optimizer)
+            self._record_numbers(entry, optimizer)
+            if recorder.due:
+                self._measure_after(entry, optimizer)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
         finally:
@@ -206,18 +227,16 @@ class OptimizerLens:
         if recorder.closing and entry.stepped == recorder.serial:
             recorder.end_step()
         recorder.force_due()
-        self.measure_before(entry, optimizer, with_grads=True)
+        self._measure_before(entry, optimizer, with_grads=True)
         self._record_numbers(entry, optimizer)
         entry.stepped = recorder.serial
         recorder.mark_end()
 
-    def measure_before(
+    def _measure_before(
         self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer, *, with_grads: bool
     ) -> None:
         """Measure what the optimizer is about to use."""
         recorder = self.recorder
-        if not recorder.due:
-            return
         pairs = self._pairs_of(entry, optimizer)
         if recorder.wants["param"]:
             recorder.measure_keyed(entry.tensors, entry.param_keys)
@@ -228,7 +247,7 @@ class OptimizerLens:
 
     def _measure_grads(self, entry: OptimizerEntry) -> None:
         recorder = self.recorder
-        if not recorder.due or not recorder.wants["grad"]:
+        if not recorder.wants["grad"]:
             return
         grads = [tensor.grad for tensor in entry.tensors]
         kept = [grad for grad in grads if grad is not None]
@@ -239,10 +258,7 @@ class OptimizerLens:
 
     def _measure_after(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
-        self._record_numbers(entry, optimizer)
-        if not recorder.due:
-            return
-        if not recorder.owner.is_shared and (name := recorder.flight.find_bad_parameter()):
+        if not recorder.owner.is_shared and (name := recorder.flight.find_bad(of_gradients=False)):
             recorder.report_bad("parameter", name)
         pairs = self._pairs_of(entry, optimizer)
         if recorder.wants["update"]:
@@ -277,10 +293,22 @@ class OptimizerLens:
                     recorder.measure(value, site, KIND_STATE)
 
     def _record_numbers(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
-        """Take the learning rate of each group every step, its other numbers when they change."""
-        if _are_unchanged(optimizer.param_groups, entry.known_groups):
-            self.recorder.scalars += entry.rates
-            return
+        """Take the learning rate of each group every step, its other numbers when they change.
+
+        Schedules make new numbers. While the learning rates are the very same ones, the other numbers are compared in
+        steps that are recorded.
+        """
+        groups, known, at = optimizer.param_groups, entry.known_groups, 0
+        if len(groups) == len(known):
+            for group in groups:
+                before = known[at]
+                if group["lr"] is not before["lr"] or group["params"] is not before["params"]:
+                    break
+                at += 1
+            # Nothing but the same lists of tensors can be compared.
+            if at == len(known) and (not self.recorder.due or groups == known):
+                self.recorder.scalars += entry.rates
+                return
         groups = [{**group} for group in optimizer.param_groups]
         taken = len(self.recorder.scalars)
         for index, group in enumerate(groups):
@@ -297,7 +325,7 @@ class OptimizerLens:
     def _record_number(self, entry: OptimizerEntry, key: str, value: Any, ordinal: int) -> None:
         recorder = self.recorder
         if isinstance(value, torch.Tensor):
-            if value.numel() == 1:
+            if torch.Tensor.numel(value) == 1:
                 recorder.add_scalar("lr" if key == "lr" else f"group.{key}", value, ordinal)
         elif isinstance(value, tuple):
             for position, part in enumerate(value):
@@ -311,8 +339,8 @@ class OptimizerLens:
 
     def _pairs_of(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> list[Pair]:
         """Return the optimizer's parameters with their sites; looked up again when groups were added."""
-        size = sum(len(group["params"]) for group in optimizer.param_groups)
-        if size != entry.size:
+        identities = [identity for group in optimizer.param_groups for identity in map(id, group["params"])]
+        if identities != entry.identities:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             self.discover(parameters)
             entries = self.recorder.registry.name_parameters(parameters, f"optimizer{entry.first_group}")
@@ -320,7 +348,7 @@ class OptimizerLens:
             entry.tensors = [parameter for _, parameter in entry.pairs]
             entry.param_keys = [e.site << SITE_SHIFT | KIND_PARAM for e, _ in entry.pairs]
             entry.grad_keys = [e.site << SITE_SHIFT | KIND_GRAD for e, _ in entry.pairs]
-            entry.size = size
+            entry.identities = identities
         return entry.pairs
 
 
@@ -332,16 +360,6 @@ def _count_running() -> int:
         count += frame.f_code.co_filename == _HOOKED_STEP_FILE and frame.f_code.co_name == "wrapper"
         frame = frame.f_back
     return count
-
-
-def _are_unchanged(groups: list[dict[str, Any]], known: list[dict[str, Any]]) -> bool:
-    """Return whether groups hold the lists they held, and the same numbers; lists of tensors cannot be compared."""
-    if len(groups) != len(known):
-        return False
-    for group, before in zip(groups, known, strict=True):
-        if group["params"] is not before["params"]:
-            return False
-    return groups == known
 
 
 def _is_plain(value: Any) -> bool:

@@ -20,6 +20,7 @@ from clew.capture.frame_variables import variables_of
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_signature import CLEARED, CLIPPED, SCALED, SCALER_STEP
 from clew.capture.torch.uncompiled import uncompiled
+from clew.capture.torch.unheard import ask_unheard, is_heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +132,10 @@ class LoopEvents:
     @uncompiled
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.signature is not None:
-            self.signature.see_stepping(optimizer)
+            if is_heard():
+                ask_unheard(self.signature.see_stepping, optimizer)
+            else:
+                self.signature.see_stepping(optimizer)
         if self.on_stepping:
             self.tell(self.on_stepping, optimizer, _has_closure(args, kwargs))
 

@@ -14,6 +14,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.torch.probe_graph import VIEWS, feeder, name_of, shape_of
+from clew.stats.readable import undisturbed
 
 if TYPE_CHECKING:
     from clew.capture.torch.saved import SavedRegions
@@ -288,9 +289,11 @@ class DirectionHook:
     def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         """Look at the gradient that arrives; mixed signs count as better."""
         gradient = gradients[0] if gradients else None
-        if gradient is None or not gradient.numel() or is_functorch_wrapped_tensor(gradient):
+        if gradient is None or is_functorch_wrapped_tensor(gradient):
             return
-        with torch.no_grad():
+        with undisturbed():
+            if gradient.layout is not torch.strided or gradient.is_complex() or not gradient.numel():
+                return
             low, high = float(gradient.min()), float(gradient.max())
         if not self.is_error:
             low, high = -high, -low

@@ -60,12 +60,13 @@ class RandomStates:
 
     def take(self) -> None:
         """Copy the states as they are now."""
+        if self._is_fast and KERNEL is not None:
+            KERNEL.copy_memory(*self._blocks)
+            self._python.gauss = self._python.instance.gauss_next
+            return
         if not self._blocks:
             self._prepare()
         _copy(*self._blocks)
-        if self._is_fast:
-            self._python.gauss = self._python.instance.gauss_next
-            return
         self._torch.take()
         self._python.take()
         self._numpy.take()

@@ -26,10 +26,12 @@ from clew.capture.sites import SiteTable
 from clew.capture.torch.flight import Flight
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
+from clew.capture.torch.unheard import has_dispatch_mode
 from clew.capture.turns import take_turns
 from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord
 from clew.model.schema import KIND_INDEX
+from clew.stats.readable import undisturbed, unheard
 from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
@@ -40,11 +42,15 @@ if TYPE_CHECKING:
     from clew.model.record import Batch
     from clew.model.sink import Sink
     from clew.stats._kernel import Tray
+    from clew.stats.rows import CutRows
 
 _STEPS_AFTER_FINDING: Final = 3
 _MOST_BAD_STEPS: Final = 10
 _MEMORY_SECONDS: Final = 0.1
 _LONGEST_BACKLOG: Final = 32
+_SIXTEEN: Final = 16
+_new_tuple: Final = tuple.__new__
+"""Makes a named tuple without running Python, as the class's own way of making one does."""
 _BACKLOG_SECONDS: Final = 0.25
 
 OTHER_THREADS: Final = "several threads train at once; the first one is recorded, the others are left alone"
@@ -131,9 +137,11 @@ class Recorder:
         self.hists = settings.histograms
         self._bad_steps = 0
         self._memory_at = 0.0
-        self._backlog: list[Draft] = []
+        self._backlog: list[tuple[Any, ...]] = []
+        """Of each step what a draft is made of, which takes Python to make."""
         self._handed_over_at = 0.0
-        self._nothing = self._layout = Layout([], [])
+        self._layout = Layout([], [])
+        self._no_rows = (self._layout, None, False)
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
 
@@ -176,6 +184,8 @@ class Recorder:
         """Probes: called with each root of a backward pass before it runs, its graph still whole."""
         self.on_end: list[Callable[[], None]] = []
         """Called in the training's own thread after a step has ended and before the next one begins."""
+        self.on_sixteenth: list[Callable[[], None]] = []
+        """Called as ``on_end``, in the first sixteen steps and every sixteenth."""
         self.prompt = False
         """Whether each step is handed over at once: somebody acts on it."""
         self.breaker: Any = None
@@ -302,36 +312,37 @@ class Recorder:
     def add_scalar(self, name: str, value: float | torch.Tensor, ordinal: int = 0) -> None:
         """Take a number of this step; one that lives on a device is fetched when the step ends."""
         if isinstance(value, torch.Tensor):
-            self.waiting.append((name, value.detach(), ordinal))
+            with unheard():
+                self.waiting.append((name, value.detach(), ordinal))
         else:
             self.scalars.append(Scalar(name, float(value), ordinal))
 
     def add_number(self, loss: torch.Tensor) -> bool:
         """Take the loss of a backward root by the short way; return whether it was one number in memory."""
         number = KERNEL.read_number(loss) if KERNEL is not None else None
-        if number is not None:
-            self._take_loss(number)
-        return number is not None
+        if number is None:
+            return False
+        self._take_loss(number)
+        return True
 
     def add_loss(self, value: torch.Tensor) -> None:
         """Take the loss of a backward root; a bad one makes this and the next steps due."""
-        if value.device.type == "cpu":
-            self._take_loss(value.item())
-            return
-        self.waiting.append(("loss", value.detach(), self.losses))
-        self.losses += 1
+        with undisturbed():
+            if value.device.type != "cpu":
+                self.waiting.append(("loss", value.detach(), self.losses))
+                self.losses += 1
+                return
+            number = value.item()
+        self._take_loss(number)
 
     def _take_loss(self, number: float) -> None:
-        self.scalars.append(Scalar("loss", number, self.losses))
+        self.scalars.append(_new_tuple(Scalar, ("loss", number, self.losses)))
         self.losses += 1
-        self._note_loss(number)
+        self.last_loss = number
+        if number < self.lowest_loss[0]:
+            self.lowest_loss = (number, self.step)
         if number - number != 0.0:  # NaN or infinite
             self.report_bad("loss", "loss")
-
-    def _note_loss(self, value: float) -> None:
-        self.last_loss = value
-        if value < self.lowest_loss[0]:
-            self.lowest_loss = (value, self.step)
 
     def ask(self, probes: list[Callable[..., None]], *what: Any) -> None:
         """Call probes with what happened; one that fails is told of and never called again.
@@ -342,6 +353,14 @@ class Recorder:
         """
         if self.owner.is_shared or not self.owner.is_here():
             return
+        if has_dispatch_mode():
+            with unheard():
+                self._ask_each(probes, what)
+        else:
+            with torch._C.DisableTorchFunction():
+                self._ask_each(probes, what)
+
+    def _ask_each(self, probes: list[Callable[..., None]], what: tuple[Any, ...]) -> None:
         for probe in probes.copy():
             try:
                 probe(*what)
@@ -377,66 +396,74 @@ class Recorder:
 
     def before_event(self) -> None:
         """Called by whatever cannot belong to a step whose optimizer has stepped: that step ends first."""
-        if self.closing:
-            self.end_step()
-            if self.on_end:
-                self.ask(self.on_end)
+        if not self.closing:
+            return
+        self.end_step()
+        if self.on_end:
+            self.ask(self.on_end)
+        if self.on_sixteenth and (self.step <= _SIXTEEN or not self.step % _SIXTEEN):
+            self.ask(self.on_sixteenth)
 
     def mark_end(self) -> None:
         """An optimizer has stepped: the step ends here unless another optimizer follows at once."""
         self.closing = True
         self.clock.mark()
         before = self.clock.switch(CLEW)
-        self.flight.mark_end()
+        try:
+            self.flight.mark_end()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self.guard.fault(error, "state of the step", step=self.step)
         self.clock.switch(before)
 
-    @take_turns
     def end_step(self, *, partial: bool = False) -> None:
-        """Hand the record of the step over and begin the next one."""
+        """Hand the record of the step over and begin the next one.
+
+        What the step left goes on a backlog, which is worked off in one go now and then. Right after a step the caches
+        are full of tensors and every line of Python is slow: a few dozen steps handed over together cost a fraction of
+        what they would cost one by one.
+        """
         before = self.clock.switch(CLEW)
+        with self.lock:
+            now, phases, was_due = perf_counter(), self.clock.split(), self.due
+            try:
+                if self.waiting or partial or now - self._memory_at > _MEMORY_SECONDS:
+                    self._settle_scalars(now, partial=partial)
+                rows = self._cut_rows() if self.keys else self._no_rows
+                self._backlog.append((self.step, was_due, phases, *rows, self.scalars, self.batches))
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                self.guard.fault(error, "end of step", step=self.step)
+                self._backlog.append((self.step, was_due, phases, *self._no_rows, self.scalars, []))
+            self.closing, self.losses, self.flight.calls = False, 0, []
+            self.keys, self.copies, self.scalars, self.batches = [], [], [], []
+            if self._counts or self.waiting or self.handles or self.has_repeats:
+                self._counts, self.waiting, self.handles, self.has_repeats = {}, [], [], False
+            try:
+                waited = now - self._handed_over_at > _BACKLOG_SECONDS
+                if self.prompt or waited or len(self._backlog) >= _LONGEST_BACKLOG:
+                    self._work_off()
+            finally:
+                schedule = self.schedule
+                if not partial:
+                    schedule.account(self.step, phases[CLEW], sum(phases), was_due=was_due)
+                    self.ended += 1
+                self.step += 1
+                self.serial += 1
+                self.due = due = schedule.is_due(self.step)
+                self.probing = due and schedule.is_probed(self.step)
+        self.clock.switch(before)
+
+    def _cut_rows(self) -> tuple[Layout, CutRows, bool]:
+        """Return the rows of the step, what each is, and whether some are to be merged or left out."""
+        if not self._layout.fits(self.keys, self.copies):
+            self._layout = Layout(self.keys, self.copies)
+        self.rows.reserve(len(self.keys))
+        return self._layout, self.rows.cut(len(self.keys)), self.has_repeats or DROPPED in self.keys
+
+    def _work_off(self) -> None:
         try:
-            self._hand_over(partial=partial)
+            self.hand_over()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self.guard.fault(error, "end of step", step=self.step)
-            self._clear()
-        finally:
-            self.step += 1
-            self.ended += not partial
-            self.serial += 1
-            self.due = self.schedule.is_due(self.step)
-            self.probing = self.due and self.schedule.is_probed(self.step)
-            self.clock.switch(before)
-
-    def _hand_over(self, *, partial: bool) -> None:
-        """Put what the step left on the backlog; it is worked off in one go now and then.
-
-        Right after a step the caches are full of tensors and every line of Python is slow. A few dozen steps
-        handed over together cost a fraction of what they would cost one by one.
-        """
-        was_due, phases, now = self.due, self.clock.split(), perf_counter()
-        if self.waiting or partial or now - self._memory_at > _MEMORY_SECONDS:
-            self._settle_scalars(now, partial=partial)
-        has_rows = bool(self.keys)
-        self._backlog.append(
-            Draft(
-                self.step,
-                was_due,
-                phases,
-                self._choose_layout() if has_rows else self._nothing,
-                self.rows.cut(len(self.keys)) if has_rows else None,
-                has_rows and (self.has_repeats or DROPPED in self.keys),
-                self.scalars,
-                self.batches,
-            )
-        )
-        self._clear()
-        if not partial:
-            self.schedule.account(
-                self.step, was_due=was_due, wall_seconds=sum(phases), cost_seconds=phases[CLEW]
-            )
-        waited = now - self._handed_over_at > _BACKLOG_SECONDS
-        if self.prompt or waited or len(self._backlog) >= _LONGEST_BACKLOG:
-            self.hand_over()
 
     @take_turns
     def hand_over(self) -> None:
@@ -447,8 +474,8 @@ class Recorder:
         if changes:
             self.sink.add_sites(changes)
         faults = self.guard.take()
-        for draft in backlog:
-            record = draft.finish(faults)
+        for parts in backlog:
+            record = Draft(*parts).finish(faults)
             faults = ()
             self.sink.put(record)
             if self.on_step is not None:
@@ -465,9 +492,12 @@ class Recorder:
 
     def _settle_scalars(self, now: float, *, partial: bool) -> None:
         for name, tensor, ordinal in self.waiting:
-            self.scalars.append(Scalar(name, float(tensor.double().mean()), ordinal))
+            with undisturbed():
+                number = float(tensor.double().mean())
+            self.scalars.append(Scalar(name, number, ordinal))
             if name == "loss":
-                self._note_loss(self.scalars[-1].value)
+                self.last_loss = self.scalars[-1].value
+                self.lowest_loss = min(self.lowest_loss, (self.last_loss, self.step))
         if partial:
             self.scalars.append(Scalar("clew.partial", 1.0))
             has_begun = self.losses or (self.was_cut_off and self.flight.calls)
@@ -478,27 +508,6 @@ class Recorder:
             self.scalars += [Scalar(name, value) for name, value in read_memory().items()]
             if self.flight.snapshots is not None:
                 self.scalars.append(Scalar("memory.kept", float(self.flight.snapshots.kept_bytes)))
-
-    def _choose_layout(self) -> Layout:
-        if not self._layout.fits(self.keys, self.copies):
-            self._layout = Layout(self.keys, self.copies)
-        self.rows.reserve(len(self.keys))
-        return self._layout
-
-    def _clear(self) -> None:
-        self.closing = False
-        self.scalars, self.batches = [], []  # the draft of the step holds on to these
-        self.losses = 0
-        self.flight.calls = []
-        self.has_repeats = False
-        if self.keys:
-            self.keys, self.copies = [], []
-        if self._counts:
-            self._counts.clear()
-        if self.waiting:
-            self.waiting = []
-        if self.handles:
-            self.handles = []
 
     def finish(self) -> None:
         """Hand over what the last step left, also when it did not come to its end.

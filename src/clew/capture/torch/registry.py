@@ -95,7 +95,10 @@ class Registry:
             if id(module) not in self.modules:
                 self.add_module(module, _join(tree.prefix, _tidy(top, path)) or f"({tree.root})", tree)
         for path, parameter in top.named_parameters():
-            self._add_tensor(parameter, _join(tree.prefix, _tidy(top, path)), "parameter", tree)
+            name = _join(tree.prefix, _tidy(top, path))
+            if id(parameter) not in self.tensors:
+                self._forget_tensor(name)  # the optimizer's state may hold the one that was here before
+            self._add_tensor(parameter, name, "parameter", tree)
         tree.buffers = [
             self._add_tensor(buffer, _join(tree.prefix, _tidy(top, path)), "buffer", tree)
             for path, buffer in top.named_buffers()
@@ -118,6 +121,12 @@ class Registry:
             self._forget(tensor, self.tensors)
         for other in self.living_trees():
             self.refresh(other)
+
+    def _forget_tensor(self, name: str) -> None:
+        for entry in [entry for entry in self.tensors.values() if entry.name == name]:
+            tensor = entry.ref()
+            if tensor is not None:
+                self._forget(tensor, self.tensors)
 
     def _forget(self, thing: Any, table: dict[int, Any]) -> None:
         entry = table.pop(id(thing), None)
@@ -157,7 +166,7 @@ class Registry:
             site = self.modules[id(module)].site
             before = self._sites[site].args.partition("; then.")[0]
             now = describe_arguments(module)
-            known = {*before.split("; "), f"training={module.training}"}
+            known = {*before.split("; "), f"training={getattr(module, 'training', False)}"}
             changed = [f"then.{part}" for part in now.split("; ") if part not in known]
             self._sites.amend(site, "; ".join([before, *changed]))
 

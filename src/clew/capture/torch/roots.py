@@ -58,7 +58,7 @@ class Roots:
             if not owner.thread:
                 self._callers[id(module)] = get_ident()
             return True
-        if not (module.training and torch.is_grad_enabled()):
+        if not (getattr(module, "training", False) and torch.is_grad_enabled()):
             return False  # a look at the model from outside the loop
         # A pool gives the steps of one loop to any of its threads: no step has begun, and the model is the same.
         has_begun = recorder.in_backward or (
@@ -94,23 +94,28 @@ class Roots:
         recorder = self.recorder
         if recorder.in_backward:
             return recorder.due
-        recorder.before_event()
-        if id(module) in self._foreign:
+        if recorder.closing:
+            recorder.before_event()
+        key = id(module)
+        if key in self._foreign:
             return False
-        if not self.explicit:
+        if not self.explicit and self.backward_at == recorder.serial:
             self.end_manual_step()  # before the next model is known: its optimizer has nothing to do with this step
-        entry = recorder.registry.modules.get(id(module)) or self._discover(module)
+        entry = recorder.registry.modules.get(key) or self._discover(module)
         if entry is None:
             return False
-        self._end_implicit_step(module, tag)
-        self._start_step_if_new()
-        self._called[id(module)] = self._called.get(id(module), 0) + 1
+        if self.backward_at == recorder.serial or not self.optimizers.entries:
+            self._end_implicit_step(module, tag)
+        if self._serial != recorder.serial:
+            self._serial, self._called, self._eval_calls = recorder.serial, {}, 0
+        self._called[key] = self._called.get(key, 0) + 1
         if not tag and torch.is_grad_enabled():
             recorder.flight.add_call(module, args, kwargs)
         if not recorder.due or self._is_enough_evaluation(tag):
             return False
         if recorder.wants["batch"]:
-            self.batches.record(entry, args, kwargs, tag=tag)
+            with torch._C.DisableTorchFunction():  # a batch may be of a class that hears what it is asked
+                self.batches.record(entry, args, kwargs, tag=tag)
         return True
 
     def adopt(self, module: torch.nn.Module) -> ModuleEntry:
@@ -151,12 +156,6 @@ class Roots:
             self.recorder.end_step()
 
     # ---------------------------------------------------------------- steps without an optimizer
-
-    def _start_step_if_new(self) -> None:
-        if self._serial != self.recorder.serial:
-            self._serial = self.recorder.serial
-            self._called.clear()
-            self._eval_calls = 0
 
     def _end_implicit_step(self, module: torch.nn.Module, tag: int) -> None:
         self.end_manual_step()
@@ -209,6 +208,10 @@ class Roots:
     def discover_holders(self, parameters: list[torch.Tensor]) -> None:
         """Name the models that hold these parameters: a closure calls them only inside the optimizer's step."""
         registry = self.recorder.registry
+        if all(registry.owns(parameter) for parameter in parameters):
+            return
+        for tree in list(registry.living_trees()):
+            registry.refresh(tree)
         if self.explicit or all(registry.owns(parameter) for parameter in parameters):
             return
         for found in find_holders(parameters):
@@ -216,8 +219,19 @@ class Roots:
                 self._add_model(found.top, found.name or type(found.top).__name__)
 
     def _add_model(self, top: torch.nn.Module, name: str) -> None:
+        self._forget_parts_of(top)
         tree = self.recorder.registry.add_tree(top, self._choose_prefix(top, name), title=name)
         self._tell_compiled(top, tree)
+
+    def _forget_parts_of(self, top: torch.nn.Module) -> None:
+        """Before the training begins, a part may be called alone, to see what it gives: it is named with its model."""
+        if self.recorder.serial or self.backward_at >= 0:
+            return
+        registry = self.recorder.registry
+        inside = {id(module) for module in top.modules()} - {id(top)}
+        for tree in list(registry.living_trees()):
+            if id(tree.ref()) in inside:
+                registry.forget_tree(tree)
 
     def _choose_prefix(self, top: torch.nn.Module, name: str) -> str:
         """The only model with parameters needs no prefix; several are told apart by their names."""

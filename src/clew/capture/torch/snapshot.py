@@ -7,7 +7,6 @@ kept by reference until they are written; one that the training changes in place
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -22,6 +21,7 @@ from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.randomness import RandomBytes, RandomStates
 from clew.capture.torch.snapshot_names import pack_names
+from clew.stats.readable import unheard
 from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class SnapshotLens:
         self._flushed_at = perf_counter()
         self._step_seconds = 0.0
         self._cost, self._size = 0.0, 0
-        self._lock = threading.Lock()
+        self._is_ending = False
 
     @property
     def kept_bytes(self) -> int:
@@ -209,8 +209,9 @@ class SnapshotLens:
         phase = recorder.clock.switch(CLEW)
         try:
             self._random.take()
-            given.random = None if self._random.is_same(self._before) else self._random.export()
-            self._hold(given)
+            with unheard():
+                given.random = None if self._random.is_same(self._before) else self._random.export()
+                self._hold(given)
             if given.kind == "batch":
                 self._ahead.append(given)
         except Exception as error:  # noqa: BLE001 - ours to answer for
@@ -243,39 +244,37 @@ class SnapshotLens:
     def end_step(self) -> None:
         """An optimizer has stepped: keep what the step was given, and the state when it is time."""
         recorder = self.recorder
-        if self.off or recorder.asleep or not self._lock.acquire(blocking=False):
+        if self.off or recorder.asleep or self._is_ending:
             return
+        self._is_ending = True  # with no call between test and setting, no other thread comes between
         try:
-            self._end(recorder.step)
+            step = recorder.step
+            if step == self._ended:
+                self._ends += 1
+            else:
+                self._ended, self._ends, now = step, 1, perf_counter()
+                if self._ended_at:
+                    spent, limit = now - self._ended_at, 1.1 * self._step_seconds
+                    # The shortest of late: a validation pass or a snapshot makes a step look long.
+                    self._step_seconds = spent if spent < limit or not limit else limit
+                self._ended_at = now
+                # Without a loader the script makes its data again; only calls right after a snapshot are repeated.
+                has_given = self._given or recorder.flight.has_loader or (step == self._last and self.taken)
+                if has_given and self._keep_batches:
+                    self._close_entry(step, now)
+            if (step >= self._look_at or self._asked or self._ends > 1) and self._is_due(step + 1):
+                with unheard():
+                    self._take(step + 1)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._give_up(error)
         finally:
-            self._lock.release()
-
-    def _end(self, step: int) -> None:
-        if step == self._ended:
-            self._ends += 1
-        else:
-            self._ended, self._ends, now = step, 1, perf_counter()
-            if self._ended_at:
-                spent = now - self._ended_at
-                # The shortest of late: a validation pass or a snapshot makes a step look long.
-                self._step_seconds = min(spent, 1.1 * self._step_seconds) if self._step_seconds else spent
-            self._ended_at = now
-            if self._keep_batches:
-                self._close_entry(step, now)
-        if (step >= self._look_at or self._asked or self._ends > 1) and self._is_due(step + 1):
-            self._take(step + 1)
+            self._is_ending = False
 
     def _close_entry(self, step: int, now: float) -> None:
         if self._given and not self._clones:
             self._clones = any(given.is_changed() for given in self._given)
-        if not self.recorder.flight.has_loader:
-            # Without a loader the script makes its data again; its calls alone are repeated from their own snapshot.
-            if step == self._last and self.taken:
-                self._take_calls()
-            elif not self._given:
-                return
+        if step == self._last and self.taken and not self.recorder.flight.has_loader:
+            self._take_calls()
         if self._trouble_at < 0 or not self._is_frozen(step):
             entry = self._make_entry(step)
             self._entries.append(entry)

@@ -126,7 +126,7 @@ def describe_modules(registry: Registry) -> dict[str, dict[str, Any]]:
             entry = registry.modules.get(id(module))
             if entry is not None:
                 numbers = {key: v for key, v in vars(module).items() if _is_number(v) and key not in _OWN}
-                found[entry.name] = {"training": module.training, **numbers}
+                found[entry.name] = {"training": getattr(module, "training", False), **numbers}
     return found
 
 

@@ -1,0 +1,117 @@
+"""Models whose tensors are not what they were when the recording began: the training goes on, the record is right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import clew
+
+
+def record(model, optimizer, steps, folder, **settings):
+    """Train for some steps, each given as a function that returns the loss; return the run."""
+    with clew.watch(model, optimizer, out=folder, budget="off", status=False, **settings) as watch:
+        for step in steps:
+            optimizer.zero_grad()
+            step().backward()
+            optimizer.step()
+    run = clew.open_run(watch.path)
+    assert not list(run.faults())
+    return run
+
+
+def test_buffers_that_are_swapped_for_longer_ones(tmp_path):
+    model = nn.Linear(2, 2)
+    model.register_buffer("queue", torch.zeros(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        loss = model(torch.ones(3, 2)).square().mean()
+        model.queue.data = torch.cat([model.queue, loss.detach()[None]])
+        return loss
+
+    run = record(model, optimizer, [step] * 4, tmp_path)
+    assert run.series("queue", "buffer", "count").values.tolist() == [3, 4, 5, 6]
+    assert len(model.queue) == 6
+
+
+def test_buffers_that_are_not_there_yet(tmp_path):
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    x = torch.randn(8, 3)
+    with clew.watch(model, out=tmp_path, budget="off", status=False) as watch:
+        model(x)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    run = clew.open_run(watch.path)
+    assert not list(run.faults())
+    assert run.series("1.running_mean", "buffer", "count").values.tolist() == [4, 4]
+
+
+def test_a_parameter_of_a_group_is_swapped_for_another(tmp_path):
+    model = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def swap():
+        model.weight = nn.Parameter(torch.full((2, 2), 3.0))
+        optimizer.param_groups[0]["params"] = [model.weight]
+        return step()
+
+    def step():
+        return model(torch.ones(1, 2)).mean()
+
+    run = record(model, optimizer, [step, swap, step], tmp_path)
+    assert run.series("weight", "param", "max").values[-1] == 3.0
+
+
+def test_the_gradient_norm_passes_over_a_gradient_without_elements(tmp_path):
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = nn.ModuleDict({"none": nn.Linear(0, 3), "some": nn.Linear(2, 3)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        return (model["none"](torch.ones(4, 0)) + model["some"](torch.ones(4, 2))).sum()
+
+    run = record(model, optimizer, [step], tmp_path)
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+    assert run.scalars()["grad_norm"].values.tolist() == pytest.approx([norm])
+
+
+def test_a_part_that_was_tried_alone_is_named_with_its_model(tmp_path):
+    class Net(nn.Module):
+        def __init__(self, encoder):
+            super().__init__()
+            self.encoder, self.head = encoder, nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.head(self.encoder(x))
+
+    with clew.watch(out=tmp_path, budget="off", status=False) as watch:
+        encoder = nn.Sequential(nn.Linear(2, 3))
+        encoder(torch.zeros(1, 2))
+        net = Net(encoder)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(4, 2)).mean().backward()
+        optimizer.step()
+    run = clew.open_run(watch.path)
+    assert len(run.series("encoder.0.weight", "param", "l2").values) == 1
+    assert len(run.series("encoder", "output", "l2").values) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_frozen_script_has_no_mode(tmp_path):
+    teacher = torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval()))
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(3, 2)
+    with clew.watch(out=tmp_path, budget="off", status=False) as watch:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(x) - teacher(x)).square().mean().backward()
+            optimizer.step()
+    assert not list(clew.open_run(watch.path).faults())
