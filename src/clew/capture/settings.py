@@ -256,7 +256,7 @@ def parse_bytes(value: object) -> int | None:
 
 def parse_out(value: object) -> str:
     """Return the folder that holds the runs."""
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, (str, Path)) or not str(value).strip():
         raise UsageError(f"{value!r} is not a folder", next_step="write a path such as runs")
     return str(Path(value).expanduser())
 
