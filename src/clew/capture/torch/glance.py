@@ -48,7 +48,7 @@ def add_up(tensor: torch.Tensor, most: int) -> float:
     found = KERNEL.add_up(tensor, most) if KERNEL is not None else None
     if found is None:
         some = thin(tensor, most)
-        found = abs(some.astype(np.float64) if isinstance(some, np.ndarray) else some.double()).sum()
+        found = abs(some.astype(np.float64) if isinstance(some, np.ndarray) else some.abs().double()).sum()
     return float(found)
 
 
@@ -59,6 +59,8 @@ def sample_rows(tensor: torch.Tensor, numbers: int) -> tuple[bytes, np.dtype[Any
         if memory is not None:
             return memory, _TYPES[tensor.dtype]
     held = tensor.detach()
+    if held.is_complex():
+        held = torch.view_as_real(held.resolve_conj())
     is_plain = held.is_cpu and held.dtype in _NUMPY and not held.is_neg()
     rows: Any = (held.numpy() if is_plain else held).reshape(len(held), -1)
     some = rows[:, :: max(1, rows.shape[1] // numbers)][:, :numbers]
