@@ -128,7 +128,11 @@ class ForwardLens:
             recorder.has_output = True
             clock.switch(CLEW)
             if recorder.sentinel is not None and mode is not None:
-                recorder.sentinel(module, args, kwargs, output)
+                try:
+                    recorder.sentinel(module, args, kwargs, output)
+                except Exception as error:  # noqa: BLE001 - ours to answer for
+                    recorder.sentinel = None
+                    recorder.guard.fault(error, "rest of the probes", step=recorder.step)
             if recorder.on_root and mode is not None:
                 recorder.ask(recorder.on_root, module, args, kwargs, output)
         finally:

@@ -46,7 +46,9 @@ class CallProbe:
         self._seen: dict[int, _Seen] = {}
         self._norms: dict[str, list[int]] = {}
         self._told: set[str] = set()
-        self._functions = FunctionWatch()
+        self._functions = FunctionWatch(
+            lambda error: recorder.guard.fault(error, "functions inside a root call", step=recorder.step)
+        )
 
     def install(self, patches: Patches) -> None:
         """Begin to look into calls."""

@@ -132,10 +132,13 @@ class LoopEvents:
     @uncompiled
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.signature is not None:
-            if is_heard():
-                ask_unheard(self.signature.see_stepping, optimizer)
-            else:
-                self.signature.see_stepping(optimizer)
+            try:
+                if is_heard():
+                    ask_unheard(self.signature.see_stepping, optimizer)
+                else:
+                    self.signature.see_stepping(optimizer)
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                self._fail(error)
         if self.on_stepping:
             self.tell(self.on_stepping, optimizer, _has_closure(args, kwargs))
 
@@ -144,7 +147,15 @@ class LoopEvents:
         if self.on_stepped:
             self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
         if self.on_ended is not None:
-            self.on_ended()
+            try:
+                self.on_ended()
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Answer for a fault of whoever is told by the shortest way, and tell it no more."""
+        self.signature = self.on_ended = None
+        self.recorder.guard.fault(error, "signature of the loop", step=self.recorder.step)
 
     def _note_line(self, optimizer: torch.optim.Optimizer) -> None:
         self.know(optimizer).source = find_line(optimizer)

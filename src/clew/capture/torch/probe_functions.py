@@ -103,8 +103,9 @@ class Look:
 class FunctionWatch:
     """The replaced functions; they look while a root call is looked into and are a mere call more otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, fail: Callable[[Exception], None]) -> None:
         self._thread = _Thread()
+        self._fail = fail
 
     def install(self, patches: Patches) -> None:
         """Replace the functions until the recording ends."""
@@ -121,7 +122,7 @@ class FunctionWatch:
     def _replace(
         self, patches: Patches, owner: Any, name: str, see: Callable[[Look, tuple[Any, ...], Facts], None]
     ) -> None:
-        thread, is_compiling = self._thread, torch.compiler.is_compiling
+        thread, fail, is_compiling = self._thread, self._fail, torch.compiler.is_compiling
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
@@ -129,7 +130,11 @@ class FunctionWatch:
                 if is_compiling():
                     return original(*args, **kwargs)
                 if thread.look is not None:
-                    see(thread.look, args, kwargs)
+                    try:
+                        see(thread.look, args, kwargs)
+                    except Exception as error:  # noqa: BLE001 - ours to answer for
+                        thread.look = None
+                        fail(error)
                 return original(*args, **kwargs)
 
             return function

@@ -8,6 +8,7 @@ rewards or costs, which have a sign of their own, nothing can be told, and nothi
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -291,10 +292,11 @@ class DirectionHook:
         gradient = gradients[0] if gradients else None
         if gradient is None or is_functorch_wrapped_tensor(gradient):
             return
-        with undisturbed():
+        # What else a gradient may be is no reason to end the user's backward pass.
+        with undisturbed(), contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError):
             if gradient.layout is not torch.strided or gradient.is_complex() or not gradient.numel():
                 return
             low, high = float(gradient.min()), float(gradient.max())
-        if not self.is_error:
-            low, high = -high, -low
-        self.term["sign"] = 1 if high > 0 else (-1 if low < 0 else 0)
+            if not self.is_error:
+                low, high = -high, -low
+            self.term["sign"] = 1 if high > 0 else (-1 if low < 0 else 0)

@@ -184,9 +184,12 @@ class SnapshotLens:
 
     def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
-            if self.recorder.is_off() or self._inside or not self._keep_batches:
+            if self.recorder.is_off() or self._inside or not self._keep_batches or self.off:
                 return original(iterator)
-            self._before.take()
+            try:
+                self._before.take()
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                self._give_up(error)
             self._inside = True
             try:
                 batch = original(iterator)
