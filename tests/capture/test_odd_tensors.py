@@ -105,3 +105,27 @@ def test_what_checkpointing_calls_without_gradients_is_no_validation(tmp_path):
             x.square().mean().backward()
             optimizer.step()
     assert "M07" not in [finding.id for finding in clew.diagnose(run.path).findings]
+
+
+class Guarded(torch.nn.Module):
+    """Has an opinion on names it does not have, as wrappers around other libraries do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.jit.script(torch.nn.Linear(3, 3))
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_scripted_parts_and_modules_with_names_of_their_own_are_no_fault(tmp_path):
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        train(Guarded(), [torch.randn(4, 3) for _ in range(3)], lambda out: out.square().mean())
+    assert clew.open_run(run.path).faults() == []

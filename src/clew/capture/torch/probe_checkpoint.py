@@ -131,7 +131,9 @@ class CheckpointProbe:
         if module is not None:
             owners = [(ref(), name) for ref, name in model.owners]
             held: list[torch.Tensor | None]
-            held = [owner._parameters.get(name) for owner, name in owners if owner is not None]
+            known = [(owner._parameters, name) for owner, name in owners if owner is not None]
+            # Not get(): the table of a scripted module is no dict.
+            held = [table[name] if name in table else None for table, name in known]  # noqa: SIM401
             model.states[_glance_at(held)] = step
 
     # ---------------------------------------------------------------- saving

@@ -45,7 +45,8 @@ def find_extreme_dropout(module: torch.nn.Module) -> list[tuple[str, float]]:
     """Return the dropouts of a model that keep almost nothing, with their probability."""
     found = []
     for path, part in module.named_modules():
-        probability = part.p if isinstance(part, _DropoutNd) else getattr(part, "dropout", 0.0)
+        # Not getattr(): a module's own __getattr__ may do anything for a name that it does not have.
+        probability = part.p if isinstance(part, _DropoutNd) else vars(part).get("dropout", 0.0)
         if isinstance(probability, (int, float)) and probability >= _EXTREME and part.training:
             found.append((path or type(part).__name__, float(probability)))
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.torch.arguments import describe_arguments
+from clew.stats.readable import unheard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -194,13 +195,15 @@ class Registry:
         if known is not None:
             return known
         name = self._free_name(name)
+        with unheard():
+            dtype, is_trainable = tensor.dtype, tensor.requires_grad
         number = self._sites.add(
             name,
             role,
-            type=str(tensor.dtype).removeprefix("torch."),
+            type=str(dtype).removeprefix("torch."),
             parent=self._parent_of(name, tree),
             root=tree.root if tree else "",
-            trainable=tensor.requires_grad,
+            trainable=is_trainable,
         )
         entry = TensorEntry(name, number, tensor, wanted=self._sites.is_wanted(name))
         self.tensors[id(tensor)] = entry
