@@ -73,3 +73,37 @@ def test_every_nth_step_stays_every_nth_when_a_loop_changes(tmp_path):
     opened = clew.open_run(run.path)
     assert opened.notes("changed-loop")
     assert opened.series("0", "output", "mean").steps.tolist() == [0, 10, 20, 30, 40, 50]
+
+
+def test_probes_that_know_a_loop_rest_soon_and_hear_of_a_change(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with clew.watch(model, optimizer, out=str(tmp_path), name="run", snapshots="off") as run:
+        recorder = run._recording.session.recorder
+        listening = []
+        for _ in range(9):
+            train(model, optimizer, 1)
+            listening.append(len(recorder.on_root))
+        assert listening[8] < listening[4] / 2
+        assert not recorder.on_call
+        for _ in range(8):
+            nn.functional.mse_loss(model(torch.randn(4, 6)), torch.zeros(4, 2)).backward()
+            optimizer.step()
+        assert len(recorder.on_root) > listening[4] / 2
+    opened = clew.open_run(run.path)
+    assert not opened.faults()
+    assert [note["problem"] for note in opened.notes("gradients")][:2] == ["stale", "stale"]
+    assert [finding.id for finding in clew.diagnose(opened).findings] == ["O01"]
+
+
+def test_probes_that_rest_look_now_and_then_without_a_reason(tmp_path):
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with clew.watch(model, optimizer, out=str(tmp_path), name="run", snapshots="off") as run:
+        recorder = run._recording.session.recorder
+        listening = []
+        for _ in range(32):
+            train(model, optimizer, 1)
+            listening.append(len(recorder.on_pass))
+    assert listening[10] == listening[22] < listening[24] == listening[27]
+    assert listening[30] == listening[22]

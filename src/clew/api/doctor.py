@@ -125,8 +125,9 @@ class LiveDoctor:
 
     def _take_notes(self, step: float) -> None:
         # Records may come from the writer's thread while the training adds notes: take what is there, one by one.
-        unwritten = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
-        self._notes.add_notes(unwritten)
+        if step > 0:  # the first step is slow enough; its notes are written with those of the next
+            unwritten = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
+            self._notes.add_notes(unwritten)
         while self._waiting and self._waiting[0]["step"] <= step:
             self.case.add_note(self._waiting.popleft())
 

@@ -16,6 +16,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
+from torch import nn
 
 from clew.capture.process_copy import fall_silent, write_all
 from clew.capture.torch.glance import glance
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 _AT_STEP: Final = 21
 """After the first steps, in which everything looks at once."""
 
-_SOONEST_SECONDS: Final = 4.0
-"""A copy of the process takes some 20 ms, which a run has to have paid for; a shorter run is asked at its end."""
+_APART: Final = (
+    nn.Sequential, nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.MaxPool2d, nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+"""Layers that treat each sample by itself; a chain of these needs no copy of the process, which takes some 20 ms."""
 
 _FEWEST_STEPS: Final = 3
 _PATIENCE_SECONDS: Final = 10.0
@@ -72,7 +77,6 @@ class AgainProbe:
         self._sizes: dict[int, int] = {}
         self._patches: Patches | None = None
         self._is_asked = False
-        self._is_keeping = True
         self._child = 0
         self._reading = -1
         self._since = 0.0
@@ -80,7 +84,6 @@ class AgainProbe:
     def install(self, patches: Patches) -> None:
         """Begin to keep inputs."""
         self._patches = patches
-        self._since, self._is_keeping = time.monotonic(), True
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_loss, self._see_loss)
@@ -152,12 +155,7 @@ class AgainProbe:
         elif self._is_asked and self._patches is not None:
             self._patches.hush((self,))
         elif self.recorder.step >= _AT_STEP:
-            if self._is_keeping and self._patches is not None:
-                self._is_keeping = False
-                recorder = self.recorder
-                self._patches.hush((self,), (recorder.on_batch, recorder.on_root, recorder.on_loss))
-            if time.monotonic() - self._since > _SOONEST_SECONDS:
-                self._ask()
+            self._ask()
 
     def _finish(self) -> None:
         """The recording ends: ask now if it was too short, and wait a little for the answer."""
@@ -178,6 +176,10 @@ class AgainProbe:
             for model in models
             if model.given is not None and (module := model.ref()) is not None
         ]
+        for name, causal_at, module, _ in named:
+            if causal_at is None and _keeps_apart(module):
+                self.recorder.note("changed-input", {"site": name, "source": "", "mixing": 0.0, "leak": None})
+        named = [each for each in named if each[1] is not None or not _keeps_apart(each[2])]
         if not named or not _can_fork():
             return
         self._reading, writing = os.pipe()
@@ -217,6 +219,15 @@ class AgainProbe:
             return
         for answer in answers:
             self.recorder.note("changed-input", answer)
+
+
+def _keeps_apart(module: torch.nn.Module) -> bool:
+    """Return whether a model is a chain of layers of torch that never mix samples, and nothing else runs in it."""
+    return all(type(part) in _APART and not _has_hooks(part) for part in module.modules())
+
+
+def _has_hooks(part: torch.nn.Module) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__)
 
 
 def _can_fork() -> bool:

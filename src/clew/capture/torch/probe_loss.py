@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_graph import MOST_NODES, feeder, has_logarithm, name_of, walk_head
 from clew.capture.torch.probe_learns import has_parameters
@@ -101,8 +101,9 @@ class LossProbe:
                 self._outputs.append(_Output(number, 0.0, shape, is_share=False, is_score=False))
             return
         self._models.setdefault(id(module), weakref.ref(module))
-        is_trained = any(leaf.requires_grad for _, leaf in walk((args, kwargs)))
-        for _, leaf in walk(output):
+        given = list_leaves((args, kwargs))
+        is_trained = any(leaf.requires_grad for leaf in given)
+        for leaf in list_leaves(output):
             if leaf.grad_fn is not None:
                 is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_LOSSES)
                 highest = _find_highest(leaf) if is_first else 0.0
@@ -110,7 +111,7 @@ class LossProbe:
                 number = leaf.grad_fn._sequence_nr()
                 is_score = not is_trained and highest > _ABOVE_ONE and not _is_bounded(leaf.grad_fn)
                 self._outputs.append(_Output(number, highest, tuple(leaf.shape), is_share, is_score))
-        for _, leaf in walk((args, kwargs)):
+        for leaf in given:
             if leaf.dtype in (torch.int64, torch.int32) and leaf.dim() > 1:
                 self._tokens.append(weakref.ref(leaf))
 

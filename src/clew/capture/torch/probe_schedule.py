@@ -149,7 +149,8 @@ class ScheduleProbe:
         if each.steps == 1:
             each.source = find_line()
             each.batches = self._fetched
-        if optimizer not in self._tried:
+        # Torch notes by itself that an optimizer has stepped; this may have rested.
+        if optimizer not in self._tried and not getattr(optimizer, "_opt_called", False):
             each.before_first += 1
         if not each.is_done:
             self._judge_unit(each, scheduler, optimizer)

@@ -126,8 +126,6 @@ class StatsProbe:
         self._looked: dict[int, tuple[ModuleEntry, bool]] = {}
         """Modules that were looked at in this step, and whether all of their calls had nothing left to see."""
         self._block = 0
-        self._is_away = False
-        """Whether module calls are not listened to until the next block."""
         self._serial = -1
         self._troubled = -1
         self._row = Rows(capacity=1)
@@ -135,11 +133,14 @@ class StatsProbe:
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
         patches.listen(self.recorder.on_call, self._see)
-        patches.listen(self.recorder.on_end, self._see_end)
+        patches.listen(self.recorder.on_end, self._come_back)
+        self.recorder.on_end.remove(self._come_back)  # listens while the calls are not listened to
         patches.listen(self.recorder.on_trouble, self._see_trouble)
         self.recorder.note("probe", {"probe": "stats"})
 
     def _see(self, call: Call) -> None:
+        if self._serial != self.recorder.serial:
+            self._begin_step()
         entry = call.entry
         if id(entry) in self._resting:
             return
@@ -158,27 +159,33 @@ class StatsProbe:
         known = self._looked.get(id(entry))
         self._looked[id(entry)] = (entry, is_over and (known is None or known[1]))
 
-    def _see_end(self) -> None:
-        """A step has ended: where every one is looked at, leave out what the rest of a block cannot change."""
-        recorder = self.recorder
-        step, self._serial = recorder.step, recorder.serial
-        is_dense = recorder.schedule.is_first(step, steps=_DENSE_STEPS)
-        block = step // _BLOCK if is_dense else -1
+    def _begin_step(self) -> None:
+        """Where every step is looked at, leave out what the rest of a block of them cannot change."""
+        self._serial = self.recorder.serial
+        self._seen.clear()
+        self._turns.clear()
+        block = self._find_block()
         if block < 0 or block != self._block:
             self._block = block
             self._resting.clear()
-            if self._is_away:
-                self._is_away = False
-                recorder.on_call.append(self._see)
         elif self._looked:
             over = {key: entry for key, (entry, is_over) in self._looked.items() if is_over}
             self._resting.update(over)
-            self._is_away = len(over) == len(self._looked)
-            if self._is_away:
-                recorder.on_call.remove(self._see)
-        self._seen.clear()
-        self._turns.clear()
+            if len(over) == len(self._looked):
+                self.recorder.on_call.remove(self._see)
+                self.recorder.on_end.append(self._come_back)
         self._looked.clear()
+
+    def _find_block(self) -> int:
+        """Return the number of the block of steps that goes on, -1 where only some steps are looked at."""
+        step = self.recorder.step
+        return step // _BLOCK if self.recorder.schedule.is_first(step, steps=_DENSE_STEPS) else -1
+
+    def _come_back(self) -> None:
+        """Listen to calls again when the next block begins."""
+        if self._find_block() != self._block:
+            self.recorder.on_end.remove(self._come_back)
+            self.recorder.on_call.append(self._see)
 
     def _see_trouble(self, _kind: str, _name: str) -> None:
         """Something is bad: tell which samples of the step's inputs hold a NaN or an infinity, if any do."""

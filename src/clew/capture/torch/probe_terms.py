@@ -71,6 +71,7 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
     scores, targets = node._saved_self.detach(), node._saved_target.detach()
     classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
     above = feeder(node)
+    deviation = _find_deviation(scores)
     term: dict[str, Any] = {
         "form": "nll",
         "is_loss": True,
@@ -78,8 +79,8 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
         "rows": targets.numel(),
         "mean": int(node._saved_reduction) == 1,
         "above": name_of(above),
-        "is_log": not _is_no_distribution(above, scores) and has_logarithm(above),
-        "deviation": _find_deviation(scores),
+        "is_log": not _is_no_distribution(above, deviation) and has_logarithm(above),
+        "deviation": deviation,
     }
     if 0 < targets.numel() <= _MOST_ELEMENTS:
         ignored = node._saved_ignore_index
@@ -94,10 +95,10 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
     return term
 
 
-def _is_no_distribution(above: Any, scores: torch.Tensor) -> bool:
+def _is_no_distribution(above: Any, deviation: float) -> bool:
     """Return whether logarithms are not those of the classes: of sigmoids, or of a softmax over another dimension."""
     name = name_of(above)
-    return name.startswith("LogSigmoid") or (name == "LogSoftmax" and _find_deviation(scores) > 1e-2)
+    return name.startswith("LogSigmoid") or (name == "LogSoftmax" and deviation > 1e-2)
 
 
 def _find_deviation(scores: torch.Tensor) -> float:
