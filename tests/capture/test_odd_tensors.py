@@ -129,3 +129,23 @@ def test_scripted_parts_and_modules_with_names_of_their_own_are_no_fault(tmp_pat
     with clew.watch(out=str(tmp_path), name="run") as run:
         train(Guarded(), [torch.randn(4, 3) for _ in range(3)], lambda out: out.square().mean())
     assert clew.open_run(run.path).faults() == []
+
+
+def test_weights_without_values_are_passed_over(tmp_path):
+    """An ensemble is called through a skeleton on the meta device, with the weights of all its members."""
+    members = [torch.nn.Linear(3, 1) for _ in range(2)]
+    weights, buffers = torch.func.stack_module_state(members)
+    skeleton = torch.nn.Linear(3, 1, device="meta")
+    optimizer = torch.optim.SGD(weights.values(), 0.1)
+
+    def call(given, state, x):
+        return torch.func.functional_call(skeleton, (given, state), (x,))
+
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.vmap(call, (0, 0, None))(weights, buffers, torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+    record = clew.open_run(run.path)
+    assert record.faults() == []
+    assert len(record.scalars()["loss"]) == 3

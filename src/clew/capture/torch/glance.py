@@ -30,6 +30,8 @@ Stamp = tuple[int, int]
 def thin(tensor: torch.Tensor, most: int) -> Any:
     """Return at most twice so many numbers, evenly spread: an array where numpy can slice, in a fifth of the time."""
     values = local_part(tensor).detach()
+    if values.is_meta:
+        return np.empty(0)  # a shape without numbers
     if values.dtype in _NUMPY and type(values) is torch.Tensor and values.is_cpu and not values.is_neg():
         flat: Any = values.numpy().reshape(-1)
         return flat[:: max(1, flat.size // most)]
