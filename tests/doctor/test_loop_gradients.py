@@ -250,6 +250,20 @@ def test_double_step(judge, train):
     assert judged["O04"].step <= 3
 
 
+def test_gradients_erased_before_a_scaler_looks_for_them(judge):
+    def train():
+        model = mlp()
+        opt, scaler = SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+        for x, y in batches():
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            opt.zero_grad()
+            scaler.step(opt)
+
+    judged = judge(train, error=AssertionError)
+    assert judged.ids == ["O02"], judged
+    assert "so that the scaler finds none" in judged["O02"].hint
+
+
 # ---------------------------------------------------------------- clipping finds nothing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clew.doctor.loop_words import place, said_at
-from clew.doctor.rule import Found, rule
+from clew.doctor.rule import Found, NotJudged, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,12 +72,23 @@ def missing_zero_grad(case: Case) -> Iterator[Found]:
     silent="needs all three in this order, with no forward in between; passes of an attack, of another loss or at "
     "other weights are not equal",
     hint="clear gradients before backward or after the step, never between them",
-    needs=("probe:gradients", "optimizer"),
+    needs=("probe:gradients",),
     explains=("O11", "O10", "O09", "V02", "D06", "L08", "M03", "M05", "O13"),
 )
 def gradients_erased(case: Case) -> Iterator[Found]:
     """The gradients are cleared between backward and step."""
     notes = _list_of(case, "erased", least=2)
+    raised = [note for note in _list_of(case, "erased", least=1) if note.get("raised")]
+    if raised and not notes:
+        cleared, name = raised[0]["cleared"], raised[0]["optimizer"]
+        hint = (
+            f"the gradients are cleared{said_at(cleared)} after backward, so that the scaler finds none: move the "
+            f"clearing behind the step of {name} or before the backward"
+        )
+        yield Found(int(raised[0]["step"]), evidence={"optimizer": name}, source=str(cleared), hint=hint)
+        return
+    if "lr" not in case.scalars:
+        raise NotJudged("no optimizer was seen to step")
     if notes and 2 * notes[-1]["count"] >= notes[-1]["steps"] - 2:
         cleared = next((note["cleared"] for note in notes if note.get("cleared")), "")
         name = notes[0]["optimizer"]

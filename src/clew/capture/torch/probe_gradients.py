@@ -36,6 +36,7 @@ _SETTLED: Final = 4
 _IDLE_PASSES: Final = 256
 """An optimizer that has not stepped for so many backward passes is not waited for."""
 
+_NOTHING_SCALED: Final = "No inf checks were recorded for this optimizer"
 _MOST_ELEMENTS: Final = 4096
 _MOST_NOTES: Final = 4
 _MOST_IN_ALL: Final = 64
@@ -116,6 +117,7 @@ class GradientProbe:
         patches.listen(self.events.on_clipped, self._see_clip)
         patches.listen(self.events.on_stepping, self._see_stepping)
         patches.listen(self.events.on_stepped, self._see_stepped)
+        patches.listen(self.recorder.on_error, self._see_error)
         self.recorder.note("probe", {"probe": "gradients"})
 
     def look_again(self) -> None:
@@ -198,6 +200,18 @@ class GradientProbe:
         state.steps += 1
         state.passes = self._passes
         self._is_active = any(self._is_looking(each) for each in self._states.values())
+
+    def _see_error(self, error: BaseException) -> None:
+        """A scaler that finds no gradients raises before the step: tell whether they were there."""
+        if _NOTHING_SCALED not in str(error):
+            return
+        for state in self._looking():
+            optimizer = state.ref()
+            produced = [held for held in state.held if held.produced is not None]
+            if optimizer is None or not produced or any(held.parameter.grad is not None for held in produced):
+                continue
+            told = {"wrong": len(produced), "cleared": self._cleared_at, "raised": True}
+            self._note(state, optimizer, "erased", **told)
 
     # ---------------------------------------------------------------- what is wrong
 
