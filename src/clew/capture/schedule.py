@@ -14,7 +14,7 @@ _BANK_STEPS: Final = 2.0
 """Unspent time may be saved up for this many recorded steps, not more: no bursts after a pause."""
 
 
-_SEEN: Final = 0.8
+_SEEN: Final = 0.7
 """Part of the budget for what the clock sees. Torch calling our hooks, caches left cold and the threads that write make
 up the rest, by measurements against the plain loop."""
 

@@ -500,19 +500,24 @@ static int has_moved(const char *to, const char *from, size_t bytes)
     return bytes < 2 * END_BYTES || memcmp(to, from, END_BYTES) || memcmp(to + end, from + end, END_BYTES);
 }
 
-PyDoc_STRVAR(copy_memory_doc, "copy_memory(to, from, bytes, ...)\n\n"
-                              "Copy the states of random generators, given by three integers each, where numbers were drawn.");
+PyDoc_STRVAR(copy_memory_doc, "copy_memory(blocks)\n\n"
+                              "Copy the states of random generators where numbers were drawn. Blocks are bytes: for each state,\n"
+                              "as numbers of eight bytes, where to, where from and how many.");
 
-static PyObject *copy_memory(PyObject *module, PyObject *const *args, Py_ssize_t n)
+static PyObject *copy_memory(PyObject *module, PyObject *packed)
 {
     (void)module;
-    for (Py_ssize_t i = 0; i + 2 < n; i += 3) {
-        void *to = as_address(args[i]), *from = as_address(args[i + 1]);
-        size_t bytes = PyLong_AsSize_t(args[i + 2]);
-        if (PyErr_Occurred())
-            return NULL;
-        if (has_moved(to, from, bytes))
-            memcpy(to, from, bytes);
+    uint64_t block[3];
+    char *blocks;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(packed, &blocks, &size) < 0)
+        return NULL;
+    for (; size >= (Py_ssize_t)sizeof block; size -= sizeof block, blocks += sizeof block) {
+        memcpy(block, blocks, sizeof block);
+        char *to = (char *)(uintptr_t)block[0];
+        const char *from = (const char *)(uintptr_t)block[1];
+        if (has_moved(to, from, (size_t)block[2]))
+            memcpy(to, from, (size_t)block[2]);
     }
     Py_RETURN_NONE;
 }

@@ -537,7 +537,7 @@ static PyMethodDef methods[] = {
     FAST("sample_rows", sample_rows, sample_rows_doc),
     FAST("sample_first", sample_first, sample_first_doc),
     FAST("find_place", find_place, find_place_doc),
-    FAST("copy_memory", copy_memory, copy_memory_doc),
+    {"copy_memory", copy_memory, METH_O, copy_memory_doc},
     {"read_number", read_number, METH_O, read_number_doc},
     {"weigh", weigh, METH_O, weigh_doc},
     {"stamp", stamp, METH_O, stamp_doc},

@@ -160,7 +160,11 @@ class BackwardLens:
                 if may_look and (name := recorder.flight.find_bad(of_gradients=True)):
                     recorder.report_bad("gradient", name)
                 is_unowned = not self.optimizers.owns_parameters()
-                recorder.flight.mark_backward(is_last=is_unowned)
+                flight = recorder.flight
+                if is_unowned or flight.usual_passes > 1:
+                    flight.mark_backward(is_last=is_unowned)
+                else:
+                    flight.passes += 1
                 if recorder.due and is_unowned:
                     self._record_unowned()
         except Exception as error:  # noqa: BLE001 - ours to answer for

@@ -65,7 +65,8 @@ class Flight:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._turn = RandomStates()
         self._turn_buffers: list[torch.Tensor] = []
-        self._passes = self._usual_passes = 0
+        self.passes = self.usual_passes = 0
+        """Backward passes in this step so far, and in the last one."""
         self._has_start = False
         self._trees = -1
         self._shapes: list[torch.Size] = []
@@ -91,7 +92,7 @@ class Flight:
         if self.snapshots is not None:
             self.snapshots.end_step()
         self.calls.clear()
-        self._usual_passes, self._passes = self._passes, 0
+        self.usual_passes, self.passes = self.passes, 0
         if not self.has_loader and not self._has_start:
             self.mark_start()
         self._has_start = False
@@ -99,25 +100,25 @@ class Flight:
     @property
     def has_gathered(self) -> bool:
         """Whether this step has had backward passes before the present one."""
-        return self._passes > 0
+        return self.passes > 0
 
     @property
     def is_later_turn(self) -> bool:
         """Whether the state is there from the beginning of the present turn of a loop that gathers gradients."""
-        return self._passes > 0 and self._usual_passes > 1 and not self.has_loader
+        return self.passes > 0 and self.usual_passes > 1 and not self.has_loader
 
     def mark_backward(self, *, is_last: bool) -> None:
         """A backward pass has ended: the next turn of a loop that gathers gradients begins about here.
 
         ``is_last``: no optimizer will tell of the end of the step, so that the next step begins about here.
         """
-        self._passes += 1
+        self.passes += 1
         if self.has_loader:
             return
         if is_last:
             self._has_start = True
             self.mark_start()
-        elif self._usual_passes > 1:
+        elif self.usual_passes > 1:
             self._turn.take()
             with undisturbed():
                 self._turn_buffers = [buffer.detach().clone() for buffer, _ in self._buffers]

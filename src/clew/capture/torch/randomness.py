@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+from array import array
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -56,12 +57,13 @@ class RandomStates:
         self._python = _Python()
         self._numpy = _Numpy()
         self._blocks: tuple[int, ...] = ()
+        self._packed = b""
         self._is_fast = False
 
     def take(self) -> None:
         """Copy the states as they are now."""
         if self._is_fast and KERNEL is not None:
-            KERNEL.copy_memory(*self._blocks)
+            KERNEL.copy_memory(self._packed)
             self._python.gauss = self._python.instance.gauss_next
             return
         if not self._blocks:
@@ -78,6 +80,7 @@ class RandomStates:
         for part in parts:
             part.take()
         self._is_fast = all(part.block() for part in parts)
+        self._packed = array("Q", self._blocks).tobytes()
 
     def is_same(self, other: RandomStates) -> bool:
         """Return whether nothing was drawn between two moments."""
@@ -101,7 +104,7 @@ class RandomStates:
 def _copy(*blocks: int) -> None:
     """Copy stretches of memory, each given as where to, where from and how many bytes."""
     if KERNEL is not None:
-        KERNEL.copy_memory(*blocks)
+        KERNEL.copy_memory(array("Q", blocks).tobytes())
         return
     for at in range(0, len(blocks), 3):
         ctypes.memmove(*blocks[at : at + 3])
