@@ -3,7 +3,7 @@
 Four kinds of steps take turns in one process: plain; recorded without anything that looks for the doctor; recorded with
 its probes, which is what ``doctor=False`` leaves (the run can be judged later); and with its rules live. The first 20
 steps are those of many short watches, their opening and closing not counted. The 500 are those of a whole run with the
-default settings, against as many plain steps around it.
+default settings, with and without the doctor, against as many plain steps around them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> int:
     print(
         f"clew {clew.__version__}: processor time of a step over that of the plain one, in turns\n\n"
         f"{'training':9}{'plain ms':>9}   {f'first {_FIRST}':8}{'recorded':>9}{'probes':>8}{'rules':>8}"
-        f"{'doctor':>8}   over {_WHOLE}"
+        f"{'doctor':>8}   over {_WHOLE}: recorded  rules  doctor"
     )
     rows = [_measure(name, args) for name in args.trainings]
     if not args.no_whole and len(rows) == len(MAKERS):
@@ -94,7 +94,10 @@ def _measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         flush=True,
     )
     whole = None if args.no_whole else _measure_whole(name)
-    print("" if whole is None else f"{whole:11.3f}", flush=True)
+    if whole is not None:
+        whole["doctor"] = 1 + whole["rules"] - whole["recorded"]
+        print(f"{whole['recorded']:20.3f}{whole['rules']:7.3f}{whole['doctor']:8.3f}", end="")
+    print(flush=True)
     return {"training": name, "plain_ms": plain * 1000, "first": ratios, "doctor": doctor, "whole": whole}
 
 
@@ -144,18 +147,24 @@ def _time_steps(training: Training, steps: int) -> float:
 # ---------------------------------------------------------------- a whole run
 
 
-def _measure_whole(name: str) -> float:
+def _measure_whole(name: str) -> dict[str, float]:
     """Return what 500 steps of one watch cost against as many plain ones, half of them before and half after."""
     training = make(name)
     _time_steps(training, 3)
-    ratios = []
-    for _ in range(_RUNS[name]):
+    ratios: dict[str, list[float]] = {"recorded": [], "rules": []}
+    for turn in range(2 * _RUNS[name]):
+        kind = list(ratios)[turn % 2]
         plain = _time_steps(training, _WHOLE // 2)
-        with tempfile.TemporaryDirectory() as folder, _watch(training, folder):
+        probes = _without_probes() if kind == "recorded" else contextlib.nullcontext()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            probes,
+            _watch(training, folder, doctor=kind == "rules"),
+        ):
             watched = _time_steps(training, _WHOLE)
         plain += _time_steps(training, _WHOLE - _WHOLE // 2)
-        ratios.append(watched / plain)
-    return statistics.median(ratios)
+        ratios[kind].append(watched / plain)
+    return {kind: statistics.median(found) for kind, found in ratios.items()}
 
 
 # ---------------------------------------------------------------- where it goes
