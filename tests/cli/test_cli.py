@@ -26,6 +26,13 @@ def test_help_lists_every_command(capsys, words):
     assert max(map(len, out.splitlines())) <= 90
 
 
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_a_terminal(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    main([*command.split(), "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("form", ["{} --help", "help {}", "{} -h"])
 def test_each_command_explains_itself(capsys, name, form):

@@ -25,12 +25,12 @@ COMMANDS: Final = {
     "why": ("clew.cli.why", "name the operation and the line that made the first NaN"),
     "replay": (
         "clew.cli.replay",
-        "execute a recorded step again and go through its operations, back and forth",
+        "execute a recorded step again and go back and forth in it",
     ),
     "pause": ("clew.cli.pause", "stop a training that is going on, from another terminal"),
     "attach": ("clew.cli.attach", "look around in a training that is going on, and let it go on"),
     "repro": ("clew.cli.repro", "write a test that fails until a recorded fault is mended"),
-    "export": ("clew.cli.export", "write the statistics of a run as CSV, JSON, Parquet or for TensorBoard"),
+    "export": ("clew.cli.export", "write a run as CSV, JSON, Parquet or for TensorBoard"),
     "rm": ("clew.cli.rm", "delete runs"),
     "plot": ("clew.cli.plot", "draw the loss or any number of one or several runs"),
     "pprint": ("clew.cli.pprint", "print a model as a table of operations or modules"),
@@ -104,7 +104,7 @@ def _explain(names: list[str]) -> int:
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
     print("usage: clew COMMAND ...\n\nThe debugger for neural-network training.\n\ncommands:")
     print("\n".join(lines))
-    print("\n'clew COMMAND --help' explains a command; 'clew --version' says which clew this is.")
+    print("\n'clew COMMAND --help' explains a command, 'clew --version' tells which clew.")
     return 0
 
 

@@ -40,9 +40,10 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--trust", action="store_true", help="run the code that a pickled file contains")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = (
-        "show lists every tensor with its statistics, diff what changed, scan what is wrong.\n"
-        "Reads torch.save archives, safetensors (sharded too), npz, npy, and folders of transformers and\n"
-        "torch.distributed.checkpoint. diff exits with 0 when all tensors are equal and with 1 when not;\n"
+        "show lists every tensor with its statistics, diff what changed, scan what is\n"
+        "wrong. Reads torch.save archives, safetensors (sharded too), npz, npy, and\n"
+        "folders of transformers and torch.distributed.checkpoint.\n"
+        "diff exits with 0 when all tensors are equal and with 1 when not;\n"
         "scan with 1 when something is wrong."
     )
 

@@ -26,8 +26,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--keep", metavar="DIR", help="keep the two runs in this folder")
     add_output(parser)
     parser.epilog = (
-        "The script runs twice with every step recorded; what it prints is not shown. Everything after the script\n"
-        "belongs to it. Exit code: 0 identical, or equal but for rounding; 1 different."
+        "The script runs twice with every step recorded; what it prints is not shown.\n"
+        "Everything after the script belongs to it.\n"
+        "Exit code: 0 identical, or equal but for rounding; 1 different."
     )
 
 

@@ -39,7 +39,8 @@ def configure(parser: Parser) -> None:
     add_run_options(parser)
     parser.epilog = (
         f"{EPILOG}\n"
-        "The script is imported and make_model() called; what stands under if __name__ == '__main__' does not run.\n"
+        "The script is imported and make_model() called; what stands under\n"
+        "if __name__ == '__main__' does not run.\n"
         "A make_model() may return (model, input, ...) and needs no --input then."
     )
 

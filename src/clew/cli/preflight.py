@@ -27,7 +27,7 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = (
-        "The script runs for a few steps and is stopped; what it prints goes to standard error.\n"
+        "The script runs for a few steps and is stopped; it prints to standard error.\n"
         "Everything after the script or module belongs to it, options too.\n"
         "Exit code: 0 when no check failed, 2 otherwise."
     )

@@ -28,9 +28,7 @@ def configure(parser: Parser) -> None:
         "--exception", action="store_true", help="the exception that ended the run, with its values"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.epilog = (
-        "Any of --site, --kind, --step, --rank and --stat turns the page into a table of statistics."
-    )
+    parser.epilog = "Any of --site, --kind, --step, --rank and --stat turns the page into a table."
 
 
 def execute(args: Namespace) -> int:
