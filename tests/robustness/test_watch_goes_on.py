@@ -9,6 +9,7 @@ import torch
 
 import clew
 from clew.api import recording
+from clew.capture import current
 from clew.capture.torch.batches import BatchLens
 from clew.capture.torch.flight import Flight
 from clew.capture.torch.session import TorchSession
@@ -29,6 +30,7 @@ def _train(model):
 def _state():
     """What a recording changes in the process while it goes on."""
     return (
+        current.active(),
         torch.nn.Module._call_impl,
         torch.autograd.backward,
         torch.optim.Optimizer.__init__,

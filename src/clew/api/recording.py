@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clew.api.acting import choose_action
 from clew.api.folder import choose_folder, close_meeting, give_back
-from clew.capture import provenance
+from clew.capture import current, provenance
 from clew.errors import ClewError
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ class Recording:
                     thing.stop()
         if self._session is not None:
             self._session.abandon()
+            current.pop(self._session)
         if self._writer is not None:
             with contextlib.suppress(Exception):
                 self._writer.close("died")
