@@ -144,6 +144,15 @@ def test_wrong_input(judge, id, spelling):
     assert "test_loop_loss.py:" in judged[id].source or "loops.py:" in judged[id].source
 
 
+@pytest.mark.parametrize(("dim", "id"), [(0, "M09"), (2, "L02")])
+def test_a_log_softmax_over_another_dimension(judge, dim, id):
+    model = nn.Sequential(nn.Conv1d(1, 3, 3, padding=1), nn.LogSoftmax(dim))
+    x, y = torch.randn(8, 1, 6), torch.randint(0, 3, (8, 6))
+    judged = judge(lambda: loop(lambda: F.nll_loss(model(x), y), model.parameters()))
+    assert judged.ids == [id], judged
+    assert dim == 0 or "over another dimension" in judged[id].hint
+
+
 def test_a_divergence_with_its_arguments_swapped(judge):
     model = mlp()
     x, y = blobs(64)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 _TIMES: Final = 2
 _SIGNED: Final = 3
+_GIVEN: Final = {
+    "Softmax": "the output of softmax",
+    "LogSoftmax": "a log_softmax over another dimension than that of the classes",
+}
 _CONSEQUENCES: Final = ("L11", "V02", "D06", "M20", "V01")
 
 Term = dict[str, Any]
@@ -93,7 +97,7 @@ def nll_without_log(case: Case) -> Iterator[Found]:
     )
     if found:
         note, term, times = found
-        given = "the output of softmax" if term["above"] == "Softmax" else "plain scores"
+        given = _GIVEN.get(term["above"], "plain scores")
         yield Found(
             int(note["step"]),
             evidence={

@@ -96,9 +96,14 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
 
 
 def _is_no_distribution(above: Any, deviation: float) -> bool:
-    """Return whether logarithms are not those of the classes: of sigmoids, or of a softmax over another dimension."""
+    """Return whether logarithms are not those of the classes: of sigmoids, or of a softmax over another dimension.
+
+    One over the batch mixes its samples, which says more of what is wrong.
+    """
     name = name_of(above)
-    return name.startswith("LogSigmoid") or (name == "LogSoftmax" and deviation > 1e-2)
+    if name == "LogSoftmax" and deviation > 1e-2:
+        return bool(above._saved_dim != 0)
+    return name.startswith("LogSigmoid")
 
 
 def _find_deviation(scores: torch.Tensor) -> float:
