@@ -115,3 +115,18 @@ def test_a_frozen_script_has_no_mode(tmp_path):
             (model(x) - teacher(x)).square().mean().backward()
             optimizer.step()
     assert not list(clew.open_run(watch.path).faults())
+
+
+def test_an_optimizer_without_a_learning_rate(tmp_path):
+    class Shrink(torch.optim.Optimizer):
+        def step(self, closure=None):
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.mul_(group["factor"])
+
+    model = nn.Linear(2, 1)
+    optimizer = Shrink(model.parameters(), {"factor": 0.5})
+    run = record(model, optimizer, [lambda: model(torch.ones(3, 2)).mean()] * 3, tmp_path)
+    assert run.series("weight", "update", "l2").steps.tolist() == [0, 1, 2]
+    assert run.scalars()["group.factor"].values.tolist() == [0.5]

@@ -10,7 +10,7 @@ import numpy as np
 
 from clew.capture.assemble import Columns, Layout, copy_rows, drop_unseen, merge_repeats
 from clew.capture.clock import PHASES
-from clew.model.record import Scalar, StepRecord
+from clew.model.record import Scalar, StepRecord, new_tuple
 from clew.model.schema import STAT_INDEX, STAT_NAMES
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
 _RECORDED, _THINNED = Scalar("clew.recorded", 1.0), Scalar("clew.recorded", 0.0)
-_new_tuple: Final = tuple.__new__
-"""Makes a named tuple without running Python, as the class's own way of making one does."""
 _TIMES: Final = tuple(f"time.{name}" for name in PHASES)
 
 
@@ -40,7 +38,7 @@ class Draft:
     def finish(self, faults: tuple[Fault, ...]) -> StepRecord:
         """Return the record."""
         self.scalars += [
-            _new_tuple(Scalar, (name, value, 0))
+            new_tuple(Scalar, (name, value, 0))
             for name, value in zip(_TIMES, self.phases, strict=True)
             if value
         ]

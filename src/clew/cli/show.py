@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from clew.cli.choice import add_filters, add_run, open_chosen, parse_step, split_words
-from clew.errors import RunBroken, UsageError
+from clew.cli.kept import make_kept_page
+from clew.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -80,11 +81,6 @@ def _exception_page(run: Run, rank: int | None) -> Page:
         raise UsageError(
             "no exception of torch ended this run", where=str(run.path), next_step=f"clew show {run.name}"
         )
-    try:
-        return make_page(card)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise RunBroken(
-            f"what was kept of the exception is damaged ({error!r})",
-            where=str(run.path),
-            next_step=f"clew show {run.name}",
-        ) from None
+    return make_kept_page(
+        make_page, card, run, name="what was kept of the exception", next_step=f"clew show {run.name}"
+    )

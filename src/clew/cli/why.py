@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from clew.cli.choice import add_run, open_chosen
-from clew.errors import RunBroken
+from clew.cli.kept import make_kept_page
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -49,11 +49,10 @@ def execute(args: Namespace) -> int:
 def _make_page(verdict: dict[str, Any], run: Run) -> Page:
     from clew.views.why_page import make_page
 
-    try:
-        return make_page(verdict)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise RunBroken(
-            f"the verdict that was kept is damaged ({error!r})",
-            where=str(run.path),
-            next_step=f"clew why {run.name} --rerun",
-        ) from None
+    return make_kept_page(
+        make_page,
+        verdict,
+        run,
+        name="the verdict that was kept",
+        next_step=f"clew why {run.name} --rerun",
+    )

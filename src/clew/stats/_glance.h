@@ -74,11 +74,29 @@ static double read_element(const Task *task, int64_t at)
     }
 }
 
+/* Whether read_element knows the type. */
+static int is_usual(const Task *task)
+{
+    return task->type == F32 || task->type == F64 || task->type == I64 || task->type == I32 || task->type == U8;
+}
+
 /* Whether a tensor is told simply: elements of a usual type, one after another. */
 static int read_simple(PyObject *tensor, Task *task)
 {
-    return read_tensor(tensor, 0, task, NULL) && (task->type == F32 || task->type == F64 || task->type == I64 ||
-                                                  task->type == I32 || task->type == U8);
+    return read_tensor(tensor, 0, task, NULL) && is_usual(task);
+}
+
+/* Read the integers that follow the first argument; 0 with an error set. */
+static int parse_counts(PyObject *const *args, Py_ssize_t n, int count, int64_t *sizes)
+{
+    if (!check_count(n, count + 1))
+        return 0;
+    for (int i = 0; i < count; i++) {
+        sizes[i] = PyLong_AsLongLong(args[i + 1]);
+        if (PyErr_Occurred())
+            return 0;
+    }
+    return 1;
 }
 
 /* How far elements lie apart of which about so many are taken. */
@@ -93,11 +111,9 @@ PyDoc_STRVAR(glance_doc, "glance(tensor, most) -> tuple | None\n\n"
 static PyObject *glance(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     Task task;
+    int64_t most;
     (void)module;
-    if (!check_count(n, 2))
-        return NULL;
-    int64_t most = PyLong_AsLongLong(args[1]);
-    if (PyErr_Occurred())
+    if (!parse_counts(args, n, 1, &most))
         return NULL;
     if (!read_simple(args[0], &task))
         Py_RETURN_NONE;
@@ -122,11 +138,9 @@ static PyObject *add_up(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     Task task;
     double sum = 0;
+    int64_t most;
     (void)module;
-    if (!check_count(n, 2))
-        return NULL;
-    int64_t most = PyLong_AsLongLong(args[1]);
-    if (PyErr_Occurred())
+    if (!parse_counts(args, n, 1, &most))
         return NULL;
     if (!read_simple(args[0], &task))
         Py_RETURN_NONE;
@@ -159,15 +173,13 @@ PyDoc_STRVAR(sample_rows_doc, "sample_rows(tensor, rows, numbers) -> bytes | Non
 static PyObject *sample_rows(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     Task task;
+    int64_t sizes[2]; /* rows, numbers of each */
     (void)module;
-    if (!check_count(n, 3))
+    if (!parse_counts(args, n, 2, sizes))
         return NULL;
-    int64_t rows = PyLong_AsLongLong(args[1]), numbers = PyLong_AsLongLong(args[2]);
-    if (PyErr_Occurred())
-        return NULL;
-    if (!read_simple(args[0], &task) || rows < 1 || numbers < 1 || task.count % rows)
+    if (!read_simple(args[0], &task) || sizes[0] < 1 || sizes[1] < 1 || task.count % sizes[0])
         Py_RETURN_NONE;
-    return copy_rows(&task, rows, numbers);
+    return copy_rows(&task, sizes[0], sizes[1]);
 }
 
 enum { IS_STRANGE = -1, IS_NOTHING = 0, IS_FOUND = 1 };
@@ -187,8 +199,7 @@ static int find_rows(PyObject *value, int64_t fewest, int depth, Task *task, int
         int is_data = node == Py_None;
         Py_XDECREF(node);
         *rows = told.shape[0];
-        return !is_data ? IS_NOTHING : task->type == F32 || task->type == F64 || task->type == I64 ||
-                                               task->type == I32 || task->type == U8 ? IS_FOUND : IS_STRANGE;
+        return !is_data ? IS_NOTHING : is_usual(task) ? IS_FOUND : IS_STRANGE;
     }
     int found = depth > MAX_DEPTH ? IS_STRANGE : IS_NOTHING;
     PyObject *part;
@@ -217,19 +228,16 @@ PyDoc_STRVAR(sample_first_doc, "sample_first(value, numbers, fewest) -> tuple | 
 static PyObject *sample_first(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     Task task;
-    int64_t rows = 0;
+    int64_t rows = 0, sizes[2]; /* numbers of each row, the fewest that are enough */
     (void)module;
-    if (!check_count(n, 3))
+    if (!parse_counts(args, n, 2, sizes))
         return NULL;
-    int64_t numbers = PyLong_AsLongLong(args[1]), fewest = PyLong_AsLongLong(args[2]);
-    if (PyErr_Occurred())
-        return NULL;
-    int found = is_observed() ? IS_STRANGE : find_rows(args[0], fewest, 0, &task, &rows);
+    int found = is_observed() ? IS_STRANGE : find_rows(args[0], sizes[1], 0, &task, &rows);
     if (found == IS_STRANGE)
         Py_RETURN_NONE;
     if (found == IS_NOTHING)
         return PyTuple_New(0);
-    PyObject *memory = copy_rows(&task, rows, numbers);
+    PyObject *memory = copy_rows(&task, rows, sizes[0]);
     return memory ? Py_BuildValue("LNi", (long long)rows, memory, (int)task.type) : NULL;
 }
 

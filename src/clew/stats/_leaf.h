@@ -150,8 +150,6 @@ static PyObject *leaf_see(PyObject *self, PyObject *const *args, Py_ssize_t n)
     if (!check_count(n, 3))
         return NULL;
     PyObject *tensor = args[1];
-    if (is_observed())
-        Py_RETURN_FALSE;
     int64_t place = PyLong_AsLongLong(args[0]) << SITE_SHIFT | PyLong_AsLongLong(args[2]);
     int64_t serial = read_integer(leaf->tray->owner, str_serial);
     int64_t recomputed = read_integer(leaf->tray->owner, str_in_backward);
@@ -162,7 +160,7 @@ static PyObject *leaf_see(PyObject *self, PyObject *const *args, Py_ssize_t n)
     if (is_last(leaf, tensor, version, serial)) {
         if (!see_again(leaf, tensor, place, has_gradient, recomputed != 0))
             return NULL;
-        Py_RETURN_TRUE;
+        Py_RETURN_NONE;
     }
     Py_CLEAR(leaf->last);
     if (!see_first(leaf, tensor, place, has_gradient, recomputed != 0))
@@ -172,7 +170,7 @@ static PyObject *leaf_see(PyObject *self, PyObject *const *args, Py_ssize_t n)
     leaf->last = PyWeakref_NewRef(tensor, NULL);
     if (!leaf->last)
         return NULL;
-    Py_RETURN_TRUE;
+    Py_RETURN_NONE;
 }
 
 static PyObject *leaf_forget(PyObject *self, PyObject *unused)
@@ -187,9 +185,9 @@ static PyObject *leaf_forget(PyObject *self, PyObject *unused)
 
 static PyMethodDef leaf_methods[] = {
     FAST("see", leaf_see,
-         "see(site, tensor, tag) -> bool\n\n"
-         "Put an output down as a row and have its gradient put down when it comes; False, with nothing done, while a\n"
-         "torch-function mode would see it."),
+         "see(site, tensor, tag)\n\n"
+         "Put an output down as a row and have its gradient put down when it comes. No torch-function mode may be on:\n"
+         "it would hear what the tensor is asked."),
     {"forget", leaf_forget, METH_NOARGS, "forget()\n\nTake the next tensor for a new one."},
     {NULL, NULL, 0, NULL},
 };

@@ -54,11 +54,7 @@ class BackwardLens:
                 return original(tensors, *args, **kwargs)
             if is_heard():
                 return ask_unheard(self._differentiate, let_hear(original), tensors, args, kwargs)
-            before = self._begin(tensors, is_root=True)
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                self._end(before, is_root=True)
+            return self._differentiate(original, tensors, args, kwargs)
 
         return backward
 
@@ -160,11 +156,7 @@ class BackwardLens:
                 if may_look and (name := recorder.flight.find_bad(of_gradients=True)):
                     recorder.report_bad("gradient", name)
                 is_unowned = not self.optimizers.owns_parameters()
-                flight = recorder.flight
-                if is_unowned or flight.usual_passes > 1:
-                    flight.mark_backward(is_last=is_unowned)
-                else:
-                    flight.passes += 1
+                recorder.flight.mark_backward(is_last=is_unowned)
                 if recorder.due and is_unowned:
                     self._record_unowned()
         except Exception as error:  # noqa: BLE001 - ours to answer for

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from clew.capture.torch.randomness import RandomStates
+from clew.model.record import new_tuple
 from clew.model.schema import STAT_INDEX
 from clew.stats.readable import LAZY, undisturbed
 from clew.stats.rows import KERNEL, Rows
@@ -32,8 +33,6 @@ _UNKNOWN: Final = -2
 """The kernel's answer when a tensor is not simply memory."""
 _SMALL: Final = 4096
 _OWN_FRAMES: Final = 3
-_new_tuple: Final = tuple.__new__
-"""Makes a named tuple without running Python, as the class's own way of making one does."""
 _MOST_CALLS: Final = 24
 _MOST_LOOKED_AT: Final = 4
 """A NaN that flows through a backward pass reaches the small gradients (biases, norms) on its way. Of a step that is
@@ -65,8 +64,7 @@ class Flight:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._turn = RandomStates()
         self._turn_buffers: list[torch.Tensor] = []
-        self.passes = self.usual_passes = 0
-        """Backward passes in this step so far, and in the last one."""
+        self._passes = self._usual_passes = 0
         self._has_start = False
         self._trees = -1
         self._shapes: list[torch.Size] = []
@@ -92,7 +90,7 @@ class Flight:
         if self.snapshots is not None:
             self.snapshots.end_step()
         self.calls.clear()
-        self.usual_passes, self.passes = self.passes, 0
+        self._usual_passes, self._passes = self._passes, 0
         if not self.has_loader and not self._has_start:
             self.mark_start()
         self._has_start = False
@@ -100,25 +98,25 @@ class Flight:
     @property
     def has_gathered(self) -> bool:
         """Whether this step has had backward passes before the present one."""
-        return self.passes > 0
+        return self._passes > 0
 
     @property
     def is_later_turn(self) -> bool:
         """Whether the state is there from the beginning of the present turn of a loop that gathers gradients."""
-        return self.passes > 0 and self.usual_passes > 1 and not self.has_loader
+        return self._passes > 0 and self._usual_passes > 1 and not self.has_loader
 
     def mark_backward(self, *, is_last: bool) -> None:
         """A backward pass has ended: the next turn of a loop that gathers gradients begins about here.
 
         ``is_last``: no optimizer will tell of the end of the step, so that the next step begins about here.
         """
-        self.passes += 1
+        self._passes += 1
         if self.has_loader:
             return
         if is_last:
             self._has_start = True
             self.mark_start()
-        elif self.usual_passes > 1:
+        elif self._usual_passes > 1:
             self._turn.take()
             with undisturbed():
                 self._turn_buffers = [buffer.detach().clone() for buffer, _ in self._buffers]
@@ -145,7 +143,7 @@ class Flight:
     def add_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a root call of this step; inference and the hundredth call of a loop are not worth it."""
         if len(self.calls) < _MOST_CALLS:
-            self.calls.append(_new_tuple(RootCall, (module, args, kwargs)))
+            self.calls.append(new_tuple(RootCall, (module, args, kwargs)))
 
     def find_bad(self, *, of_gradients: bool) -> str:
         """Return the name of a small parameter that is bad, or has a bad gradient; nothing where all is well."""

@@ -16,7 +16,7 @@ from clew.capture.clock import CLEW, EVAL, FORWARD
 from clew.capture.torch.argument_probe import ArgumentProbe
 from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.leaves import walk
-from clew.capture.torch.outputs import make_leaf, see_unobserved
+from clew.capture.torch.outputs import make_leaf
 from clew.capture.torch.patches import step_aside
 from clew.capture.torch.recorder import KIND_INPUT, Call
 from clew.capture.torch.registry import MAX_CALLS
@@ -188,8 +188,7 @@ class ForwardLens:
         if self._wants_input and not recorder.in_backward:
             self._record_inputs(entry, args, kwargs, tag)
         if type(output) is torch.Tensor:
-            if not self._leaf.see(entry.site, output, tag):
-                see_unobserved(self._leaf, entry.site, output, tag)
+            self._leaf.see(entry.site, output, tag)
             return
         with torch._C.DisableTorchFunction():
             for path, tensor in walk(output):

@@ -298,17 +298,15 @@ class OptimizerLens:
         Schedules make new numbers. While the learning rates are the very same ones, the other numbers are compared in
         steps that are recorded.
         """
-        groups, known, at = optimizer.param_groups, entry.known_groups, 0
+        groups, known = optimizer.param_groups, entry.known_groups
         if len(groups) == len(known):
-            for group in groups:
-                before = known[at]
-                if group["lr"] is not before["lr"] or group["params"] is not before["params"]:
+            for group, before in zip(groups, known, strict=True):
+                if group.get("lr") is not before.get("lr") or group["params"] is not before["params"]:
                     break
-                at += 1
-            # Nothing but the same lists of tensors can be compared.
-            if at == len(known) and (not self.recorder.due or groups == known):
-                self.recorder.scalars += entry.rates
-                return
+            else:  # nothing but the same lists of tensors can be compared
+                if not self.recorder.due or groups == known:
+                    self.recorder.scalars += entry.rates
+                    return
         groups = [{**group} for group in optimizer.param_groups]
         taken = len(self.recorder.scalars)
         for index, group in enumerate(groups):
@@ -325,7 +323,7 @@ class OptimizerLens:
     def _record_number(self, entry: OptimizerEntry, key: str, value: Any, ordinal: int) -> None:
         recorder = self.recorder
         if isinstance(value, torch.Tensor):
-            if torch.Tensor.numel(value) == 1:
+            if value.numel() == 1:
                 recorder.add_scalar("lr" if key == "lr" else f"group.{key}", value, ordinal)
         elif isinstance(value, tuple):
             for position, part in enumerate(value):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from clew.capture.assemble import SITE_SHIFT
 from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_OUTPUT
 from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from clew.capture.torch.gradients import GradientHooks
     from clew.capture.torch.recorder import Recorder
@@ -35,12 +35,6 @@ def make_leaf(recorder: Recorder, hooks: GradientHooks) -> Leaf | SlowLeaf:
     return leaf
 
 
-def see_unobserved(leaf: Leaf | SlowLeaf, site: int, tensor: torch.Tensor, tag: int) -> None:
-    """Put an output down while a torch-function mode of the user is on, which must not see our questions."""
-    with torch._C.DisableTorchFunction():
-        leaf.see(site, tensor, tag)
-
-
 class SlowLeaf:
     """The twin of the kernel's ``Leaf``, for where there is none."""
 
@@ -55,14 +49,14 @@ class SlowLeaf:
         self._row = -1
         self._targets: list[int] | None = None
 
-    def see(self, site: int, tensor: torch.Tensor, tag: int) -> bool:
+    def see(self, site: int, tensor: torch.Tensor, tag: int) -> None:
         """Put an output down as a row and have its gradient put down when it comes."""
         recorder = self.recorder
         has_gradient = tensor.requires_grad
         version = tensor._version if has_gradient or not tensor.is_inference() else 0
         if self._last() is tensor and self._version == version and self._serial == recorder.serial:
             self._see_again(site, tensor, tag)
-            return True
+            return
         self._row, self._targets = _UNWANTED, None
         if self._wants_output and not recorder.in_backward:
             self._row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
@@ -71,7 +65,6 @@ class SlowLeaf:
         self._last = weakref.ref(tensor)
         self._version = version
         self._serial = recorder.serial
-        return True
 
     def _see_again(self, site: int, tensor: torch.Tensor, tag: int) -> None:
         """Give a module the numbers of the one inside it whose output it returned as it was."""

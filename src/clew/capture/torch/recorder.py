@@ -29,7 +29,7 @@ from clew.capture.torch.registry import Registry
 from clew.capture.torch.unheard import has_dispatch_mode
 from clew.capture.turns import take_turns
 from clew.errors import UnsupportedTensor
-from clew.model.record import Scalar, StepRecord
+from clew.model.record import Scalar, StepRecord, new_tuple
 from clew.model.schema import KIND_INDEX
 from clew.stats.readable import undisturbed, unheard
 from clew.stats.rows import KERNEL, Rows
@@ -49,8 +49,6 @@ _MOST_BAD_STEPS: Final = 10
 _MEMORY_SECONDS: Final = 0.1
 _LONGEST_BACKLOG: Final = 32
 _SIXTEEN: Final = 16
-_new_tuple: Final = tuple.__new__
-"""Makes a named tuple without running Python, as the class's own way of making one does."""
 _BACKLOG_SECONDS: Final = 0.25
 
 OTHER_THREADS: Final = "several threads train at once; the first one is recorded, the others are left alone"
@@ -336,7 +334,7 @@ class Recorder:
         self._take_loss(number)
 
     def _take_loss(self, number: float) -> None:
-        self.scalars.append(_new_tuple(Scalar, ("loss", number, self.losses)))
+        self.scalars.append(new_tuple(Scalar, ("loss", number, self.losses)))
         self.losses += 1
         self.last_loss = number
         if number < self.lowest_loss[0]:
