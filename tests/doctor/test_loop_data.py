@@ -284,6 +284,36 @@ def test_train_eval_overlap(judge, spelling):
     assert judged.ids == ["D10"], judged
 
 
+def answers():
+    """Forms with a few boxes that are ticked: some rows are the same by chance."""
+    x = (torch.rand(256, 2) @ torch.rand(2, 20) > 1).float()
+    train(slices(x[:192], Y[:192]), model=mlp(features=20), evaluate=evaluation(x[192:], Y[192:]), epochs=2)
+
+
+def windows():
+    """The loss on both halves of a text, from windows drawn at random as those of the training are."""
+    halves = torch.randint(0, 30, (200,)), torch.randint(0, 30, (200,))
+
+    def draw(text, count=16):
+        starts = torch.randint(0, 180, (count,)).tolist()
+        return torch.stack([text[at : at + 16] for at in starts]), torch.tensor(
+            [text[at + 16] for at in starts]
+        )
+
+    def evaluate(model):
+        for text in halves * 4:
+            x, y = draw(text)
+            F.cross_entropy(model(x), y)
+
+    model = nn.Sequential(nn.Embedding(30, 4), nn.Flatten(), nn.Linear(64, 30))
+    train(lambda: [draw(halves[0]) for _ in range(8)], model=model, evaluate=evaluate, epochs=1)
+
+
+@pytest.mark.parametrize("loop", [answers, windows])
+def test_rows_of_whole_numbers_that_are_equal_by_chance_are_no_overlap(judge, loop):
+    assert judge(loop).ids == []
+
+
 # ---------------------------------------------------------------- D11
 
 

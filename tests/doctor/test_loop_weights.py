@@ -224,6 +224,24 @@ def test_batch_mixing(judge, spelling):
     assert judged["M09"].step == 0
 
 
+class Pairs(nn.Module):
+    """Scores every sample of a batch against every other, as contrastive models do."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.left, self.right, self.dim = nn.Linear(8, 16), nn.Linear(8, 16), dim
+
+    def forward(self, x):
+        left, right = F.normalize(self.left(x), dim=self.dim), F.normalize(self.right(x), dim=self.dim)
+        return left @ right.T
+
+
+@pytest.mark.parametrize(("dim", "ids"), [(1, []), (0, ["M09"])])
+def test_scores_of_all_pairs_are_no_mixing_unless_samples_know_of_each_other(judge, dim, ids):
+    places = (blobs()[0], torch.arange(32).repeat(8))
+    assert judge(lambda: fit(Pairs(dim), places, steps=26)).ids == ids
+
+
 # ---------------------------------------------------------------- M18
 
 

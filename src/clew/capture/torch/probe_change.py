@@ -82,10 +82,24 @@ def find_mixing(module: torch.nn.Module, given: Given) -> float | None:
     may_be_time = not given.has_samples and _may_be_time(given.first, before)
     if moved > _NOISE and may_be_time and _move(module, given, before, 1, 0) <= _NOISE:
         return None
+    if moved > _NOISE and before.dim() > 1 and before.shape[1] == samples:
+        # Scores of all samples against all others: that of a sample against itself knows of no other one.
+        own = max(
+            _move(module, given, before, 0, place, is_pair=True) for place in (0, samples // 2, samples - 1)
+        )
+        return moved if own > _NOISE else None
     return moved
 
 
-def _move(module: torch.nn.Module, given: Given, before: torch.Tensor, dim: int, place: int) -> float:
+def _move(
+    module: torch.nn.Module,
+    given: Given,
+    before: torch.Tensor,
+    dim: int,
+    place: int,
+    *,
+    is_pair: bool = False,
+) -> float:
     size = given.first.shape[dim]
 
     def change(leaf: torch.Tensor) -> torch.Tensor:
@@ -98,7 +112,10 @@ def _move(module: torch.nn.Module, given: Given, before: torch.Tensor, dim: int,
     after = given.run(module, change)
     if after is None or after.shape != before.shape:
         return 0.0
-    return _distance(before.select(dim, place), after.select(dim, place), scale=before)
+    one, two = before.select(dim, place), after.select(dim, place)
+    if is_pair:
+        one, two = one.select(dim, place), two.select(dim, place)
+    return _distance(one, two, scale=before)
 
 
 def _noise(leaf: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,21 @@ class _Pass:
         self.rows = 0
         self.known = 0
         self.is_eval = False
+        self.is_whole = True
+        """All numbers are whole, as those of tokens, counts and choices are: such rows may be equal by chance."""
+        self.is_tokens = True
+        self.alike = 0
+        self.seen: set[float] = set()
+
+    def add(self, sample: _Sample, known: set[float]) -> None:
+        """Count the rows of one call: how many were trained on, and how many were in this pass before."""
+        found = _hash(sample)
+        self.rows += len(found)
+        self.known += sum(value in known for value in found)
+        self.is_whole = self.is_whole and _is_whole(sample)
+        self.is_tokens = self.is_tokens and sample[2].kind in "iu"
+        self.alike += len(found) - len(set(found) - self.seen)
+        self.seen.update(found)
 
 
 class OverlapProbe:
@@ -60,6 +75,8 @@ class OverlapProbe:
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._streams: dict[tuple[Any, ...], _Pass] = {}
         self._passes = 0
+        self._alike = 0
+        """Rows that were equal to another one of their training batch."""
         self._last = -_STEPS_APART
 
     def install(self, patches: Patches) -> None:
@@ -128,9 +145,7 @@ class OverlapProbe:
         stream = self._streams.get((dataset, lines))
         if stream is None:
             stream = self._streams[dataset, lines] = _Pass(find_line(), dataset)
-        found, known = _hash((len(leaf), *sample_rows(leaf, _NUMBERS))), self._known_rows(module)
-        stream.rows += len(found)
-        stream.known += sum(value in known for value in found)
+        stream.add((len(leaf), *sample_rows(leaf, _NUMBERS)), self._known_rows(module))
         stream.is_eval = stream.is_eval or not module.training
 
     def _close(self) -> None:
@@ -149,13 +164,20 @@ class OverlapProbe:
             ):
                 continue
             told = {"rows": done.rows, "trained": done.known, "has_loader": bool(done.dataset)}
+            told |= {
+                "is_whole": done.is_whole,
+                "is_tokens": done.is_tokens,
+                "alike": done.alike + self._alike,
+            }
             self.recorder.note("evaluated-rows", {**told, "source": done.line})
 
     def _known_rows(self, module: torch.nn.Module) -> set[float]:
         """Return the fingerprints of the rows a model was trained on; they are made when somebody asks."""
         known, waiting = self._trained[id(module)], self._waiting.pop(id(module), [])
         for sample in waiting:
-            known.update(_hash(sample))
+            found = _hash(sample)
+            self._alike += len(found) - len(set(found))
+            known.update(found)
         return known
 
 
@@ -169,6 +191,12 @@ def _hash(sample: _Sample) -> list[float]:
     values = (numbers.astype(np.float64) * weights).sum(1)
     told: list[float] = values[(numbers != numbers[:, :1]).any(1)].tolist()
     return told
+
+
+def _is_whole(sample: _Sample) -> bool:
+    _, memory, dtype = sample
+    numbers: NDArray[Any] = np.frombuffer(memory, dtype)
+    return dtype.kind != "f" or bool((numbers == np.floor(numbers)).all())
 
 
 def _find_rows(args: Any, kwargs: Any) -> torch.Tensor | None:
