@@ -228,7 +228,7 @@ recorder.Recorder.{method} = broken
     [
         "measure_keyed",
         "measure_updates",
-        "add_number",
+        "take_loss",
         "add_scalar",
         "before_event",
         "_settle_scalars",
@@ -249,7 +249,7 @@ def test_fault_inside_clew(method, project):
     faults = project.record.faults()
     assert {fault.error for fault in faults} == {"ZeroDivisionError: injected"}
     assert all("injected" in fault.traceback for fault in faults)
-    if method not in ("add_number", "before_event"):
+    if method not in ("take_loss", "before_event"):
         assert len(project.record.scalars("loss")["loss"]) == 3
 
 

@@ -16,6 +16,7 @@ from clew.capture.torch.recorder import KIND_GRAD, KIND_LOSS, KIND_PARAM
 from clew.capture.torch.roots import is_transformed
 from clew.capture.torch.unheard import ask_unheard, is_heard, let_hear
 from clew.stats.readable import unheard
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,9 +137,14 @@ class BackwardLens:
                 recorder.ask(recorder.on_each_loss, loss)
             if self._unscaled is not None and loss is self._scaled():
                 loss, self._unscaled = self._unscaled, None  # noqa: PLW2901 - the loss before GradScaler
-            if not recorder.wants["loss"] or recorder.add_number(loss) or is_functorch_wrapped_tensor(loss):
+            if not recorder.wants["loss"]:
                 continue
-            if loss.numel() == 1:
+            number = KERNEL.read_number(loss) if KERNEL is not None else None
+            if number is not None:
+                recorder.take_loss(number)
+            elif is_functorch_wrapped_tensor(loss):
+                continue
+            elif loss.numel() == 1:
                 recorder.add_loss(loss)
             elif recorder.due:
                 recorder.measure(loss, recorder.sites.add("loss", "loss"), KIND_LOSS)

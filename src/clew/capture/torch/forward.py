@@ -108,10 +108,13 @@ class ForwardLens:
         around, tag = None, 0
         # A frozen script has no mode; it is no model that a probe could learn something from either.
         mode = getattr(module, "training", None)
+        is_new = mode is not None
         try:
             tag = thread.tag = 0 if mode else EVAL_TAG
             thread.recording = self.roots.begin(module, args, kwargs, tag=tag)
-            if recorder.around is not None and mode is not None:
+            if mode and id(module) in recorder.calm:
+                is_new = recorder.probing or not torch.is_grad_enabled()
+            if is_new and recorder.around is not None:
                 around = recorder.around(module)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._fail_at_root(error)
@@ -127,7 +130,7 @@ class ForwardLens:
                 self._observe(module, args, kwargs, output, is_root=True)
             recorder.has_output = True
             clock.switch(CLEW)
-            if recorder.sentinel is not None and mode is not None:
+            if is_new and recorder.sentinel is not None:
                 try:
                     recorder.sentinel(module, args, kwargs, output)
                 except Exception as error:  # noqa: BLE001 - ours to answer for

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from clew.capture.torch.patches import Patches
+    from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
     from clew.model.record import Scalar
@@ -85,6 +86,8 @@ class OptimizerLens:
         self.depth = 0
         self.discover: Callable[[list[torch.Tensor]], None] = lambda _: None
         """Called with parameters that are about to be named, so that their models can be found first."""
+        self.events: LoopEvents | None = None
+        """Tells the probes of steps. It has no hooks of its own: torch calling an idle one costs more than asking it."""
         self._groups = 0
         self._before = 0
         self._owned_at = (-1, -1)
@@ -174,20 +177,22 @@ class OptimizerLens:
             return
         # A closure may step another optimizer inside; an exception ends a step without telling the hooks.
         self.depth = _count_running() if self.depth else 1
-        if self.depth > 1:
-            return
-        self._before = recorder.clock.switch(CLEW)
-        try:
-            entry = self.entries.get(id(optimizer)) or self.add(optimizer)
-            if recorder.closing and entry.stepped == recorder.serial:
-                recorder.end_step()
-            if recorder.due:
-                # With a closure the forward and the backward are still to come: gradients are measured afterwards.
-                self._measure_before(entry, optimizer, with_grads=_closure_of(args, kwargs) is None)
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            recorder.guard.fault(error, "before the optimizer step", step=recorder.step)
-        finally:
-            recorder.clock.switch(OPTIMIZER)
+        if self.depth == 1:
+            self._before = recorder.clock.switch(CLEW)
+            try:
+                entry = self.entries.get(id(optimizer)) or self.add(optimizer)
+                if recorder.closing and entry.stepped == recorder.serial:
+                    recorder.end_step()
+                if recorder.due:
+                    # With a closure forward and backward are still to come: gradients are measured afterwards.
+                    self._measure_before(entry, optimizer, with_grads=_closure_of(args, kwargs) is None)
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                recorder.guard.fault(error, "before the optimizer step", step=recorder.step)
+            finally:
+                recorder.clock.switch(OPTIMIZER)
+        events = self.events
+        if events is not None and (events.signature is not None or events.on_stepping):
+            events.before_step(optimizer, args, kwargs)
 
     @uncompiled
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -201,24 +206,32 @@ class OptimizerLens:
                 self._after_step(optimizer, args, kwargs)
             return
         self.depth -= 1
-        if self.depth:
-            return
-        recorder.clock.switch(CLEW)
-        try:
-            entry = self.entries.get(id(optimizer)) or self.add(optimizer)
-            entry.stepped = recorder.serial
-            entry.steps += 1
-            if recorder.due and _closure_of(args, kwargs) is not None:
-                self._pairs_of(entry, optimizer)
-                self._measure_grads(entry)
-            self._record_numbers(entry, optimizer)
-            if recorder.due:
-                self._measure_after(entry, optimizer)
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
-        finally:
-            recorder.clock.switch(self._before)
-            recorder.mark_end()
+        if not self.depth:
+            recorder.clock.switch(CLEW)
+            try:
+                entry = self.entries.get(id(optimizer)) or self.add(optimizer)
+                entry.stepped = recorder.serial
+                entry.steps += 1
+                if recorder.due and _closure_of(args, kwargs) is not None:
+                    self._pairs_of(entry, optimizer)
+                    self._measure_grads(entry)
+                self._record_numbers(entry, optimizer)
+                if recorder.due:
+                    self._measure_after(entry, optimizer)
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
+            finally:
+                recorder.clock.switch(self._before)
+                recorder.mark_end()
+        events = self.events
+        if events is not None:
+            if events.on_stepped:
+                events.after_step(optimizer, args, kwargs)
+            try:
+                if events.on_ended is not None:
+                    events.on_ended()
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                events.fail(error)
 
     def step_was_skipped(self, optimizer: torch.optim.Optimizer) -> None:
         """GradScaler found infinite gradients and left the optimizer out: that is a step, too."""

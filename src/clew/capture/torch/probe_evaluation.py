@@ -68,14 +68,16 @@ class EvaluationProbe:
         self._step = self.recorder.step
 
     def _make_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        is_compiling = torch.compiler.is_compiling
+        is_dynamo_compiling, is_compiling = torch.compiler.is_dynamo_compiling, torch.compiler.is_compiling
+        is_grad_enabled, recorder = torch.is_grad_enabled, self.recorder
         told = [self._see_function]
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if not is_compiling() and not torch.is_grad_enabled() and not self.recorder.asleep:
-                self.recorder.ask(told, result)
+            if is_dynamo_compiling() or is_grad_enabled() or recorder.asleep or is_compiling():
+                return result
+            recorder.ask(told, result)
             return result
 
         return function

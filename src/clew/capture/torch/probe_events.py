@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.utils import clip_grad
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from clew.capture.clock import CLEW
 from clew.capture.frame_variables import variables_of
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_signature import CLEARED, CLIPPED, SCALED, SCALER_STEP
-from clew.capture.torch.uncompiled import uncompiled
-from clew.capture.torch.unheard import ask_unheard, is_heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clew.capture.torch.optimizers import OptimizerLens
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_signature import Signature
     from clew.capture.torch.recorder import Recorder
@@ -57,8 +55,9 @@ class LoopEvents:
     A listener that fails is told of and not called again; what it saw goes on undisturbed.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, optimizers: OptimizerLens) -> None:
         self.recorder = recorder
+        self.optimizers = optimizers
         self.on_made: list[Callable[[torch.optim.Optimizer], None]] = []
         """An optimizer was made."""
         self.on_stepping: list[Callable[[torch.optim.Optimizer, bool], None]] = []
@@ -88,8 +87,8 @@ class LoopEvents:
 
     def install(self, patches: Patches) -> None:
         """Begin to listen."""
-        patches.on_undo(register_optimizer_step_pre_hook(self._before_step).remove)
-        patches.on_undo(register_optimizer_step_post_hook(self._after_step).remove)
+        self.optimizers.events = self
+        patches.on_undo(self._leave)
         patches.replace(torch.optim.Optimizer, "__init__", self._make_init)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             patches.replace(owner, "zero_grad", self._make_zero_grad)
@@ -129,30 +128,24 @@ class LoopEvents:
 
     # ---------------------------------------------------------------- optimizers
 
-    @uncompiled
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _leave(self) -> None:
+        self.optimizers.events = None
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Tell of an optimizer that is about to step."""
         if self.signature is not None:
             try:
-                if is_heard():
-                    ask_unheard(self.signature.see_stepping, optimizer)
-                else:
-                    self.signature.see_stepping(optimizer)
+                self.signature.see_stepping(optimizer)
             except Exception as error:  # noqa: BLE001 - ours to answer for
-                self._fail(error)
+                self.fail(error)
         if self.on_stepping:
             self.tell(self.on_stepping, optimizer, _has_closure(args, kwargs))
 
-    @uncompiled
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.on_stepped:
-            self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
-        if self.on_ended is not None:
-            try:
-                self.on_ended()
-            except Exception as error:  # noqa: BLE001 - ours to answer for
-                self._fail(error)
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Tell of an optimizer that has stepped."""
+        self.tell(self.on_stepped, optimizer, _has_closure(args, kwargs))
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Answer for a fault of whoever is told by the shortest way, and tell it no more."""
         self.signature = self.on_ended = None
         self.recorder.guard.fault(error, "signature of the loop", step=self.recorder.step)
@@ -170,9 +163,11 @@ class LoopEvents:
         return __init__
 
     def _make_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
         @functools.wraps(original)
         def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_dynamo_compiling():
                 return original(owner, *args, **kwargs)
             result = original(owner, *args, **kwargs)
             if self.signature is not None:

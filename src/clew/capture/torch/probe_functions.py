@@ -144,13 +144,18 @@ class FunctionWatch:
 
 def replace_function(
     patches: Patches, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> None:
-    """Replace one of torch's own functions until the recording ends; scripted models may still call it."""
+) -> Callable[[], None]:
+    """Replace one of torch's own functions until the recording ends or the returned function is called.
+
+    Scripted models may still call it.
+    """
     original, was_own = getattr(owner, name), name in vars(owner)
     function = make(original)
     setattr(owner, name, function)
     _register(function, name)
-    patches.on_undo(lambda: _undo(owner, name, function, original if was_own else None))
+    undo = functools.partial(_undo, owner, name, function, original if was_own else None)
+    patches.on_undo(undo)
+    return undo
 
 
 def _register(function: Any, name: str) -> None:

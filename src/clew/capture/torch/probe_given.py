@@ -43,26 +43,26 @@ class GivenProbe:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._looks: dict[str, int] = {}
+        self._leave: dict[str, Callable[[], None]] = {}
 
     def install(self, patches: Patches) -> None:
         """Begin to see losses."""
-        classes = functools.partial(self._make, find=_find_shares, form="cross_entropy")
-        binary = functools.partial(self._make, find=_find_squashed, form="bce_logits")
-        replace_function(patches, torch._C._nn, "cross_entropy_loss", classes)
-        divergence = functools.partial(self._make, find=_find_positive, form="kl")
-        replace_function(patches, torch, "binary_cross_entropy_with_logits", binary)
-        replace_function(patches, torch, "kl_div", divergence)
+        for form, (owner, name, find) in _FORMS.items():
+            if self._looks.get(form, 0) < _LOOKS:
+                make = functools.partial(self._make, find=find, form=form)
+                self._leave[form] = replace_function(patches, owner, name, make)
 
     def _make(
         self, original: Callable[..., Any], *, find: Callable[[torch.Tensor], str], form: str
     ) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling
+        recorder = self.recorder
         told: list[Callable[..., None]] = [functools.partial(self._see, find, form)]
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if args and not is_compiling() and self._looks.get(form, 0) < _LOOKS and not self.recorder.asleep:
-                self.recorder.ask(told, args)
+            if args and not is_compiling() and not recorder.asleep and self._looks.get(form, 0) < _LOOKS:
+                recorder.ask(told, args)
             return original(*args, **kwargs)
 
         return function
@@ -77,6 +77,10 @@ class GivenProbe:
         if given.grad_fn is None and not is_swapped:
             return
         self._looks[form] = self._looks.get(form, 0) + 1
+        if self._looks[form] >= _LOOKS:
+            self._leave[
+                form
+            ]()  # a function that is called in every step is not to take a turn through here for ever
         with torch.no_grad():
             above = find(given) if given.is_floating_point() and given.numel() >= _FEWEST else ""
         if above:
@@ -118,3 +122,11 @@ def _find_squashed(given: torch.Tensor) -> str:
         seen.update(fresh)
         queue += dict.fromkeys(fresh)
     return min(found, default="")
+
+
+_FORMS: Final = {
+    "cross_entropy": (torch._C._nn, "cross_entropy_loss", _find_shares),
+    "bce_logits": (torch, "binary_cross_entropy_with_logits", _find_squashed),
+    "kl": (torch, "kl_div", _find_positive),
+}
+"""Losses by where torch keeps them, and what to look for in what they are given."""

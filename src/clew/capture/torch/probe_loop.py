@@ -42,7 +42,7 @@ class Lens(Protocol):
 
 def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, saved: SavedRegions) -> tuple[Lens, ...]:
     """Return the probes of the loop, in the order they are switched on."""
-    events = LoopEvents(recorder)
+    events = LoopEvents(recorder, optimizers)
     modes = ModeProbe(recorder, events)
     structure: tuple[Lens, ...] = (
         GradientProbe(recorder, events),

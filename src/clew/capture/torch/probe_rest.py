@@ -70,8 +70,9 @@ class _Root:
 
     __slots__ = ("modes", "ref")
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.ref = weakref.ref(module)
+    def __init__(self, module: torch.nn.Module, calm: set[int]) -> None:
+        key = id(module)
+        self.ref = weakref.ref(module, lambda _: calm.discard(key))
         self.modes = 0
 
 
@@ -125,7 +126,8 @@ class Rest:
         self._is_past_structure = False
         self.recorder.sentinel = self._see_root
         self.signature.begin()
-        self.events.on_ended = self._see_ended
+        self.signature.on_reason, self.signature.on_turn = self._see_reason, self._switch
+        self.events.on_ended = self.signature.end_step
         patches.on_undo(self._leave)
         patches.on_undo(register_module_module_registration_hook(self._see_part).remove)
         patches.on_undo(register_module_parameter_registration_hook(self._see_part).remove)
@@ -148,23 +150,21 @@ class Rest:
             return
         if id(part) not in registry.modules and id(part) not in registry.tensors:
             self._has_grown = True
+            self.recorder.calm.clear()
             self.signature.notice("model")
 
     def _see_made(self, _optimizer: torch.optim.Optimizer) -> None:
+        self.recorder.calm.clear()
         self.signature.notice("optimizer")
 
-    def _see_ended(self) -> None:
-        """An optimizer has stepped: begin a look where something is new, take the signature of this step or not."""
-        signature = self.signature
-        if signature.reason:
-            self.events.tell(self._at_change)
-        if signature.end_step():
-            self._switch()
+    def _see_reason(self) -> None:
+        self.events.tell(self._at_change)
 
     def _switch(self) -> None:
         """Have the signature told of what happens, or not."""
         is_on, listeners = self.signature.is_on, self.recorder.on_each_loss
         self.events.signature = self.signature if is_on else None
+        self.recorder.calm.clear()
         if not is_on and self._listener in listeners:
             listeners.remove(self._listener)
         elif is_on and self._listener not in listeners:
@@ -210,6 +210,10 @@ class Rest:
                     self._tell(woken, self.recorder.on_batch, iterator, batch)
         elif self._resting and self.recorder.probing:
             self._tell(self._resting, self.recorder.on_root, module, args, kwargs, output)
+        elif (
+            self._resting and self.optimizers.seen and not self.signature.is_on and id(module) in self._roots
+        ):
+            self.recorder.calm.add(id(module))  # until anything wakes the probes, or the signature is taken
 
     def _is_like_others(self, module: torch.nn.Module, output: Any) -> bool:
         is_training = module.training and torch.is_grad_enabled()
@@ -217,7 +221,7 @@ class Rest:
         if root is None or root.ref() is not module:
             if next(module.parameters(), None) is None:
                 return is_training  # a criterion: many loops make a new one in every step
-            root = self._roots[id(module)] = _Root(module)
+            root = self._roots[id(module)] = _Root(module, self.recorder.calm)
             return False
         if self.signature.is_on:
             self._see_mode(root, module, output, is_training=is_training)
@@ -293,6 +297,7 @@ class Rest:
         return (*calls, events.on_stepping, events.on_stepped, events.on_cleared)
 
     def _wake(self, *, with_structure: bool = True) -> Listening:
+        self.recorder.calm.clear()
         woken = self._resting + self._settled
         self._resting, self._settled = [], []
         if with_structure:

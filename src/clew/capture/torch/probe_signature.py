@@ -105,6 +105,10 @@ class Signature:
         self.is_on = True
         """Whether this step is taken."""
         self.reason = ""
+        self.on_reason: Callable[[], None] = lambda: None
+        """Called at the end of a step in which there is a reason to look."""
+        self.on_turn: Callable[[], None] = lambda: None
+        """Called when what follows is to be taken where the last steps were not, or the reverse."""
         self.batch = 0
         """The first dimension of what the last model gave."""
         self._steps = 0
@@ -146,15 +150,17 @@ class Signature:
         gap = _NEXT_LOOK << min(max(self._looks - _FREE_LOOKS, 0), 20)
         self._hears_from = self.recorder.step + gap
 
-    def end_step(self) -> bool:
-        """An optimizer has stepped; return whether what follows is to be taken where this was not, or the reverse."""
+    def end_step(self) -> None:
+        """An optimizer has stepped: begin a look where something is new, take the signature of the next step or not."""
+        if self.reason:
+            self.on_reason()
         self._steps += 1
         loss = self.recorder.last_loss
         if loss is not None and not self._lowest <= loss <= self._highest:
             self._see_level(loss)
         self._turn -= 1
         if self._turn > 0:
-            return False
+            return
         self.is_on = not self.is_on
         if self.is_on:
             self._turn, self._next_turn = self._next_turn, 1
@@ -164,7 +170,7 @@ class Signature:
             grown = min(self._turns, _GAP_GROWTH)
             self._turn = _SHORTEST_GAP + self._turns * factor % modulus + grown
             self._turns += 1
-        return True
+        self.on_turn()
 
     def _begin_turn(self) -> None:
         self._last, self._number = STEP, torch._C._autograd._get_sequence_nr()

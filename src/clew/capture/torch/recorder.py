@@ -162,10 +162,12 @@ class Recorder:
         """Probes: called after each module call of a recorded step, recomputed forwards left out."""
         self.on_root: list[Callable[..., None]] = []
         """Probes: called after every root call, recorded or not, with the module, its arguments and its output."""
-        self.sentinel: Callable[..., None] | None = None
-        """Called as ``on_root`` and by the shortest way: it waits, for probes that rest, for something new."""
+        self.calm: set[int] = set()
+        """Identities of models whose calls in training, outside probed steps, have nothing new for the next two."""
         self.around: Callable[[torch.nn.Module], Any] | None = None
         """A probe that may give a context manager to run a root call in, or None."""
+        self.sentinel: Callable[..., None] | None = None
+        """Called as ``on_root`` and by the shortest way: it waits, for probes that rest, for something new."""
         self.on_pass: list[Callable[[bool], None]] = []
         """Probes: called with True before a backward pass that fills ``.grad``, with False after it."""
         self.on_grad: list[Callable[[], None]] = []
@@ -315,25 +317,18 @@ class Recorder:
         else:
             self.scalars.append(Scalar(name, float(value), ordinal))
 
-    def add_number(self, loss: torch.Tensor) -> bool:
-        """Take the loss of a backward root by the short way; return whether it was one number in memory."""
-        number = KERNEL.read_number(loss) if KERNEL is not None else None
-        if number is None:
-            return False
-        self._take_loss(number)
-        return True
-
     def add_loss(self, value: torch.Tensor) -> None:
-        """Take the loss of a backward root; a bad one makes this and the next steps due."""
+        """Take the loss of a backward root from wherever it lies."""
         with undisturbed():
             if value.device.type != "cpu":
                 self.waiting.append(("loss", value.detach(), self.losses))
                 self.losses += 1
                 return
             number = value.item()
-        self._take_loss(number)
+        self.take_loss(number)
 
-    def _take_loss(self, number: float) -> None:
+    def take_loss(self, number: float) -> None:
+        """Take the loss of a backward root, a number; a bad one makes this and the next steps due."""
         self.scalars.append(new_tuple(Scalar, ("loss", number, self.losses)))
         self.losses += 1
         self.last_loss = number
