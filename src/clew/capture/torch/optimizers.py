@@ -87,7 +87,7 @@ class OptimizerLens:
         self.discover: Callable[[list[torch.Tensor]], None] = lambda _: None
         """Called with parameters that are about to be named, so that their models can be found first."""
         self.events: LoopEvents | None = None
-        """Tells the probes of steps. It has no hooks of its own: torch calling an idle one costs more than asking it."""
+        """Tells the probes of steps; without hooks of its own, since torch calling an idle one takes time."""
         self._groups = 0
         self._before = 0
         self._owned_at = (-1, -1)
