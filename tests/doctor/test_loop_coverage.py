@@ -127,6 +127,21 @@ def test_optimizer_holds_dead_parameters(judge, spelling):
     assert "build it after the model was copied" in judged["M02"].hint
 
 
+def test_an_optimizer_that_is_kept_for_the_next_model(judge):
+    """Folds of one data set: each gets a model of its own, and all of them the first one's optimizer."""
+
+    def folds():
+        model = mlp()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        train(model, optimizer)
+        model = mlp()
+        train(model, optimizer)
+
+    judged = judge(folds)
+    assert judged.ids == ["M02"], judged
+    assert "build a new one for each new model" in judged["M02"].hint
+
+
 # ---------------------------------------------------------------- M03
 
 
@@ -282,6 +297,21 @@ def test_graph_cut(judge, make):
         WithoutGrad: "it runs under no_grad between body.2 and head",
     }
     assert between.get(make, "between blocks.1 and blocks.2") in judged["L08"].hint
+
+
+class Stepped(Net):
+    """Its hidden units are on or off: their slope is 0 wherever there is one."""
+
+    def forward(self, x):
+        return self.head(torch.round(torch.sigmoid(self.body(x))))
+
+
+def test_gradients_of_exactly_zero(judge):
+    model = Stepped()
+    judged = judge(lambda: train(model, Adam(model.parameters())))
+    assert judged.ids == ["L08"], judged
+    assert judged["L08"].severity == "warning"
+    assert "between body.2.weight and head.weight has no slope" in judged["L08"].hint
 
 
 def test_everything_cut_is_told_at_once(judge):

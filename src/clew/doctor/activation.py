@@ -50,7 +50,7 @@ def _streaks(case: Case, forms: tuple[str, ...], share: Any) -> list[tuple[dict[
     silent="healthy layers have up to 28 % such units",
     hint="lower the learning rate, look at the bias and the scale of the initialisation, or use LeakyReLU or GELU",
     needs=("probe:stats", "steps:10"),
-    explains=("N08", "O09", "M20", "V02", "D06", "M21", "O11"),
+    explains=("N08", "L08", "O09", "M20", "V02", "D06", "M21", "O11"),
 )
 def dead_relu(case: Case) -> Iterator[Found]:
     """A ReLU never fires."""
@@ -96,7 +96,7 @@ def _is_trained(case: Case, name: str) -> bool:
     silent="healthy layers have up to 11 %; gates and output layers are not looked at",
     hint="scale the initialisation or the input down, or put a normalisation layer before the activation",
     needs=("probe:stats", "steps:10"),
-    explains=("L11", "N08", "V02", "D06", "O09"),
+    explains=("L11", "N08", "L08", "V02", "D06", "O09"),
 )
 def saturated_activation(case: Case) -> Iterator[Found]:
     """A hidden sigmoid or tanh is saturated."""

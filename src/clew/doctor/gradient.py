@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clew.doctor.measure import Losses
 
 _FIRST: Final = 20
+_FULL: Final = 0.01
 
 
 @rule(
@@ -54,6 +55,46 @@ def vanishing_gradient(case: Case) -> Iterator[Found]:
                 },
             )
             return
+
+
+class FlatStart(NamedTuple):
+    """Layers that run first and get gradients of exactly 0."""
+
+    step: int
+    steps: int
+    layers: int
+    last: str
+    following: str
+
+
+def find_flat_start(case: Case) -> FlatStart | None:
+    """Return the layers that run first where their gradients are 0 in every step, and those of the next one are not.
+
+    Gradients that vanish from layer to layer are small long before they are 0; here they are of full size in one layer
+    and nothing in the one before.
+    """
+    if not {"grad", "param"} <= set(case.kinds):
+        return None
+    ratios = weight_ratios(case, "grad", first=_FIRST)
+    if len(np.unique(ratios.steps)) < 10:
+        return None
+    medians, largest = ratios.by_site(), ratios.by_site(max)
+    for root in dict.fromkeys(case.sites[site].root for site in medians):
+        layers = _in_order(case, [site for site in medians if case.sites[site].root == root])
+        count = next((at for at, site in enumerate(layers) if largest[site] > 0), len(layers))
+        if not 0 < count < len(layers):
+            continue
+        is_full = medians[layers[count]] > _FULL * max(medians.values())
+        if is_full and _follows(case, layers[count], layers[count - 1]):
+            last, following = case.name(layers[count - 1]), case.name(layers[count])
+            return FlatStart(int(ratios.steps[0]), len(np.unique(ratios.steps)), count, last, following)
+    return None
+
+
+def _follows(case: Case, weight: int, before: int) -> bool:
+    """Return whether a layer can only take what another one gives: no gate beside it, which has the same inputs."""
+    inputs, others = case.sites[weight].shape[1], case.sites[before].shape
+    return inputs != others[1] and inputs % others[0] == 0
 
 
 def _in_order(case: Case, weights: list[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clew.doctor.gradient import find_flat_start
 from clew.doctor.loop_words import list_some, said_at
 from clew.doctor.rule import Found, rule
 
@@ -76,7 +77,8 @@ def _tell_tensor(note: dict[str, Any]) -> Found:
     "optimizer-holds-dead-parameters",
     severity="error",
     watches="the parameters of an optimizer after backward, and the parameters of the models that are called",
-    threshold="none of its parameters has a gradient in 2 steps, none belongs to a model that is called",
+    threshold="none of its parameters has a gradient in 2 steps, none belongs to a model that is called; or, later, "
+    "none has one and a model that it does not hold does",
     silent="tensors that are optimized by themselves do get gradients",
     hint="build the optimizer from the model that is trained",
     needs=("probe:coverage", "optimizer"),
@@ -98,6 +100,28 @@ def optimizer_holds_dead_parameters(case: Case) -> Iterator[Found]:
             }
             yield Found(int(note["step"]), evidence=evidence, source=note["made"], hint=hint)
             return
+    if case.noted("no-gradients"):
+        return  # it never held anything that is trained
+    for note in case.noted("unheld"):
+        if note["training"] and note.get("held_reached") == 0 and note["optimizers"]:
+            yield _tell_replaced(note)
+            return
+
+
+def _tell_replaced(note: dict[str, Any]) -> Found:
+    """Tell of a model that has taken the place of the one that the optimizer was made for."""
+    known = note["optimizers"][0]
+    return Found(
+        int(note["step"]),
+        evidence={
+            "optimizer": known["optimizer"],
+            "parameters_of_the_model": note["count"],
+            "held_by_the_optimizer": 0,
+        },
+        source=known["made"],
+        hint=f"{known['optimizer']}, made{said_at(known['made'])}, holds no parameter of {note['model']}, and nothing "
+        "it holds gets a gradient any more: build a new one for each new model",
+    )
 
 
 @rule(
@@ -165,11 +189,12 @@ def unregistered_module(case: Case) -> Iterator[Found]:
     severity="error",
     watches="modules that run in forward and whose parameters an optimizer holds",
     threshold="no gradient in 15 steps; 2 steps where none of its parameters has one; late in a run, 10 steps after a "
-    "trained module has got its input without the graph it had before",
+    "trained module has got its input without the graph it had before; gradients of exactly 0 in 10 steps for the "
+    "layers that run first (warning)",
     silent="designed stop-gradients are not in an optimizer; copies that follow another network are recognised",
     hint="look for detach, no_grad, .data, .item() or numpy on the way from the module to the loss",
     needs=("probe:coverage", "optimizer"),
-    explains=("M05", "M03", *_UNTRAINED),
+    explains=("M05", "M03", "N08", *_UNTRAINED),
 )
 def graph_cut(case: Case) -> Iterator[Found]:
     """The way back from the loss is cut inside the model."""
@@ -190,6 +215,24 @@ def graph_cut(case: Case) -> Iterator[Found]:
         if note["form"] == "quiet" and note["steps"] >= _FEWEST_STEPS:
             yield _tell_quiet(note)
             return
+    if not case.noted("unreached") and not case.noted("equal-outputs"):
+        yield from _find_flat(case)  # outputs that are all the same have no slope either, for another reason
+
+
+def _find_flat(case: Case) -> Iterator[Found]:
+    """Find first layers whose gradients are exactly 0 in every step: what follows them has no slope anywhere."""
+    flat = find_flat_start(case)
+    if flat is None:
+        return
+    yield Found(
+        flat.step,
+        site=flat.last,
+        severity="warning",
+        title="every gradient that reaches the first layers is exactly 0",
+        evidence={"layers": flat.layers, "steps": flat.steps, "gradient": 0.0, "next_layer": flat.following},
+        hint=f"what stands between {flat.last} and {flat.following} has no slope: look for round, sign, floor, a "
+        "comparison or a factor of 0, and use a smooth function or a straight-through estimate",
+    )
 
 
 def _tell_quiet(note: dict[str, Any]) -> Found:

@@ -314,6 +314,10 @@ def one_class_cross_entropy(case: Case) -> Iterator[Found]:
 def maximising_loss(case: Case) -> Iterator[Found]:
     """The loss is made larger, not smaller."""
     every = [(note, term) for note, term in list_terms(case) if term.get("sign") and term.get("is_loss")]
+    ways = case.noted("step-direction")
+    if any(way["others"] for way in ways):
+        return  # several optimizers, not all of torch's: who goes which way on which loss is not known
+    every = _set_right(every, ways)
     signed = _find_turned(every)
     notes = {id(note) for note, _ in signed}
     if len(notes) < _SIGNED or not all(_goes_up(note, term) for note, term in signed) or _is_weighed(signed):
@@ -327,8 +331,19 @@ def maximising_loss(case: Case) -> Iterator[Found]:
         hint=f"keep the factors of the loss{said_at(note['source'])} above 0: one has changed its sign by this step; "
         "until then the loss was made smaller"
         if turned
-        else _tell_sign(term),
+        else _tell_sign(term, ways),
     )
+
+
+def _set_right(
+    signed: list[tuple[dict[str, Any], Term]], ways: list[dict[str, Any]]
+) -> list[tuple[dict[str, Any], Term]]:
+    """Return the losses with the way that steps of the user's own were seen to go, where they are."""
+    if not ways:
+        return signed
+    seen = {"trained": True, "maximize": sorted({bool(way["is_up"]) for way in ways})}
+    notes = {id(note): {**note, **seen} for note, _ in signed}
+    return [(notes[id(note)], term) for note, term in signed]
 
 
 def _find_turned(signed: list[tuple[dict[str, Any], Term]]) -> list[tuple[dict[str, Any], Term]]:
@@ -355,7 +370,10 @@ def _is_weighed(signed: list[tuple[dict[str, Any], Term]]) -> bool:
     return len(scales) > 1 or any(abs(scale) > 1 for scale in scales)
 
 
-def _tell_sign(term: Term) -> str:
+def _tell_sign(term: Term, ways: list[dict[str, Any]]) -> str:
+    if ways and ways[0]["is_up"]:
+        step = f"the step of {ways[0]['optimizer']}" if ways[0]["optimizer"] else "the update by hand"
+        return f"{step} adds the gradient to the weights: subtract it, as in p -= lr * p.grad"
     if term["sign"] > 0:
         return "the optimizer was made with maximize=True"
     if not term.get("is_written_out") or term["is_error"]:

@@ -10,6 +10,8 @@ import numpy as np
 from clew.model.schema import STAT_INDEX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from clew.doctor.case import Case
@@ -104,12 +106,12 @@ class Ratios(NamedTuple):
         """Return some of the rows."""
         return Ratios(self.steps[which], self.sites[which], self.values[which])
 
-    def by_site(self) -> dict[int, float]:
-        """Return the median of each site."""
+    def by_site(self, reduce: Callable[[list[float]], float] = median) -> dict[int, float]:
+        """Return the median of each site, or what else its values are reduced to."""
         groups: dict[int, list[float]] = {}
         for site, value in zip(self.sites.tolist(), self.values.tolist(), strict=True):
             groups.setdefault(site, []).append(value)
-        return {site: median(values) for site, values in groups.items()}
+        return {site: reduce(values) for site, values in groups.items()}
 
     @property
     def middle(self) -> float:

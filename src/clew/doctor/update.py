@@ -19,7 +19,7 @@ from clew.doctor.measure import (
     skipped_steps,
     weight_ratios,
 )
-from clew.doctor.rule import Found, rule
+from clew.doctor.rule import Found, NotJudged, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def zero_learning_rate(case: Case) -> Iterator[Found]:
     rates = learning_rate(case)
     if len(rates) < 10:
         return
-    off = rates.values < 1e-12
+    off = np.abs(rates.values) < 1e-12
     if off[:10].all():
         yield Found(
             int(rates.steps[0]),
@@ -266,7 +266,7 @@ def updates_lost_to_precision(case: Case) -> Iterator[Found]:
 def _count_unmoved(case: Case, *, half: bool) -> tuple[dict[int, float], dict[int, float], str]:
     """Return, by step, how many weights with a gradient stayed equal, how many have one, and a site of them."""
     rates = learning_rate(case)
-    idle = set(rates.steps[rates.values < 1e-12].tolist()) | skipped_steps(case)
+    idle = set(rates.steps[np.abs(rates.values) < 1e-12].tolist()) | skipped_steps(case)
     gradients = case.by_site("grad", first=_FIRST, mode=None)
     equal: dict[int, float] = {}
     moving: dict[int, float] = {}
@@ -295,15 +295,21 @@ def _count_unmoved(case: Case, *, half: bool) -> tuple[dict[int, float], dict[in
     "weights-unchanged",
     severity="error",
     watches="updates and hashes of the weights",
-    threshold="no weight moves in 5 steps that should move it, or each step starts from the same weights",
+    threshold="no weight moves in 5 steps that should move it, or each step starts from the same weights; without an "
+    "optimizer, 12 backward passes with gradients of their own (warning)",
     silent="frozen weights have no gradient; a step of lr 0 is not counted",
     hint="something puts the weights back or shields them: look for load_state_dict, copies and hooks in the loop",
     until=20,
-    needs=("kind:update", "kind:grad", "kind:param", "optimizer"),
+    needs=("kind:grad", "kind:param"),
     explains=("O09", "V02", "D06", "M20"),
 )
 def weights_unchanged(case: Case) -> Iterator[Found]:
     """The weights never change."""
+    if "lr" not in case.scalars:
+        yield from _find_unmoved(case)
+        return
+    if "update" not in case.kinds:
+        raise NotJudged("no rows of kind 'update' were recorded")
     equal, moving, first = _count_unmoved(case, half=False)
     still = [step for step in equal if moving[step] and equal[step] >= moving[step]]
     gradients = weight_ratios(case, "grad", first=_FIRST)
@@ -318,6 +324,21 @@ def weights_unchanged(case: Case) -> Iterator[Found]:
             )
             return
     yield from _put_back(case)
+
+
+def _find_unmoved(case: Case) -> Iterator[Found]:
+    """Find a training without an optimizer in which nobody writes to the weights."""
+    notes = case.noted("never-moved")
+    if not notes:
+        raise NotJudged("no optimizer was seen to step")
+    yield Found(
+        0,
+        severity="warning",
+        title="gradients are computed and cleared again and again, and no weight ever changes",
+        evidence={"backward_passes": notes[0]["passes"], "optimizers": 0},
+        hint="no optimizer steps, and an update by hand must write into the weight itself: p -= lr * p.grad under "
+        "no_grad, not p = p - lr * p.grad, which only gives the name p to a new tensor",
+    )
 
 
 def _put_back(case: Case) -> Iterator[Found]:

@@ -321,6 +321,7 @@ class CoverageProbe:
                 "count": len(entries),
                 "held": len(partners),
                 "held_elsewhere": sum(id(p) in called for _, p in held) - len(partners),
+                "held_reached": sum(p.grad is not None and bool(p.grad.any()) for _, p in held),
                 "training": bool(top is not None and top.training),
                 "optimizers": list(self._tell_optimizers()),
             },

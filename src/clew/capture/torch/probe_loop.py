@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from clew.capture.torch.probe_again import AgainProbe
+from clew.capture.torch.probe_ascent import AscentProbe
 from clew.capture.torch.probe_calls import CallProbe
 from clew.capture.torch.probe_checkpoint import CheckpointProbe
 from clew.capture.torch.probe_coverage import CoverageProbe
@@ -70,6 +71,7 @@ def make_loop_probes(recorder: Recorder, optimizers: OptimizerLens, saved: Saved
         *others,
         *structure,
         AgainProbe(recorder, events, saved),
+        AscentProbe(recorder, events, optimizers),
         ErrorProbe(recorder),
         Rest(recorder, events, optimizers, structure=structure, others=others),
     )
