@@ -119,6 +119,26 @@ def test_validation_in_train_mode(judge, spelling):
     assert "test_loop_modes.py:" in judged["M07"].source
 
 
+def new_batch(*, has_loss):
+    """Give the model one batch that nobody has seen, and compute a loss of it or not."""
+
+    def run(model):
+        x, y = torch.randn(32, 8), torch.randint(0, 3, (32,))
+        with torch.no_grad():
+            scores = model(x)
+            if has_loss:
+                F.cross_entropy(scores, y)
+
+    return run
+
+
+@pytest.mark.parametrize(("has_loss", "ids"), [(True, ["M07"]), (False, [])])
+def test_one_new_batch_in_each_validation(judge, has_loss, ids):
+    judged = judge(lambda: epochs(net(nn.Dropout(0.2)), count=5, evaluate=new_batch(has_loss=has_loss)))
+    assert judged.ids == ids, judged
+    assert all(judged[id].step == 8 for id in ids)
+
+
 # ---------------------------------------------------------------- M08
 
 
@@ -141,6 +161,54 @@ def test_dropout_in_eval(judge, dropout):
     assert judged["M08"].evidence["p"] in (0.3, 0.2)
     line = dropout.__code__.co_firstlineno + 1
     assert judged["M08"].source.endswith(f"test_loop_modes.py:{line}")
+
+
+def written_out(_self, x):
+    return x * (torch.rand_like(x) > 0.3) / 0.7
+
+
+def whole_rows(_self, x):
+    return x * (x.new_empty(len(x), 1).bernoulli_(0.7) / 0.7)
+
+
+def floored(_self, x):
+    return x * (0.7 + torch.rand(len(x), 1)).floor_() / 0.7
+
+
+def scaled_first(_self, x):
+    mask = torch.bernoulli(torch.full_like(x, 0.7)).div_(0.7)
+    return mask * x
+
+
+@pytest.mark.parametrize("dropout", [written_out, whole_rows, floored, scaled_first])
+def test_dropout_that_is_written_out(judge, dropout):
+    judged = judge(lambda: epochs(Functional(dropout), count=3, evaluate=eval_and_back))
+    assert judged.ids == ["M08"], judged
+    assert judged["M08"].severity == "warning"
+    assert judged["M08"].evidence["p"] == pytest.approx(0.3, abs=0.001)
+    assert judged["M08"].source.startswith(__file__)
+
+
+def in_training(self, x):
+    return x * (torch.rand_like(x) > 0.3) / 0.7 if self.training else x
+
+
+def hidden_parts(_self, x):
+    """As masked models hide what they have to find: nothing is made larger for it."""
+    return x * (torch.rand_like(x) > 0.3)
+
+
+def sampled(_self, x):
+    return torch.bernoulli(torch.sigmoid(x)) * 2 + x
+
+
+@pytest.mark.parametrize("dropout", [in_training, hidden_parts, sampled])
+def test_random_numbers_in_eval_that_are_no_dropout(judge, dropout):
+    assert judge(lambda: epochs(Functional(dropout), count=3, evaluate=eval_and_back)).ids == []
+
+
+def test_dropout_that_is_written_out_in_a_model_that_is_never_evaluated(judge):
+    assert judge(lambda: epochs(Functional(written_out), count=3)).ids == []
 
 
 # ---------------------------------------------------------------- M16

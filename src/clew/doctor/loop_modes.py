@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from clew.doctor.loop_words import call_site, said_at
 from clew.doctor.rule import Found, rule
@@ -61,7 +61,8 @@ def _weigh(*, after_training: bool, matters: bool) -> str:
     "validation-in-train-mode",
     severity="warning",
     watches="calls of a trained model without gradients, in train mode",
-    threshold="3 different batches in a row, or one that comes back 3 times, with dropout or batch statistics on",
+    threshold="3 different batches in a row, one that comes back 3 times, or 4 times a new one and a loss, with "
+    "dropout or batch statistics on",
     silent="generators, pseudo-labels, dropout as a sample and refreshed batch statistics are recognised",
     hint="call model.eval() before validation",
     needs=("probe:modes", "optimizer"),
@@ -70,8 +71,10 @@ def _weigh(*, after_training: bool, matters: bool) -> str:
 def validation_in_train_mode(case: Case) -> Iterator[Found]:
     """The model is validated in train mode."""
     for note in case.noted("validation-in-train"):
+        if note.get("gaps") and not _has_losses(case, note["gaps"]):
+            continue
         yield Found(
-            int(note["step"]),
+            int(min(note.get("gaps") or [note["step"]])),
             site=note["root"],
             evidence={"batches": note["batches"], "switched_on": ", ".join(note["sensitive"][:3])},
             source=note["source"],
@@ -81,12 +84,18 @@ def validation_in_train_mode(case: Case) -> Iterator[Found]:
         return
 
 
+def _has_losses(case: Case, steps: list[int]) -> bool:
+    """Return whether a loss was computed from what a model gave without gradients, before most of some steps."""
+    evaluated = {int(note["at"]) for note in case.noted("evaluation")}
+    return 2 * sum(step in evaluated for step in steps) > len(steps)
+
+
 @rule(
     "M08",
     "dropout-in-eval",
     severity="error",
     watches="dropout inside a trained model that is called in eval mode",
-    threshold="one that is on",
+    threshold="one that is on; a random mask that takes numbers out and makes the others larger (warning)",
     silent="dropout modules that were switched on by hand are meant to be a sample",
     hint="give dropout training=self.training",
     needs=("probe:calls", "optimizer"),
@@ -111,6 +120,26 @@ def dropout_in_eval(case: Case) -> Iterator[Found]:
             source=note["source"],
             hint=f"{change}{said_at(note['source'])}",
         )
+        return
+    evaluated = {note["root"] for note in case.noted("eval-call")}
+    for note in case.noted("changed-input"):
+        if note.get("mask") and note["site"] in evaluated:
+            yield _tell_mask(note)
+            return
+
+
+def _tell_mask(note: dict[str, Any]) -> Found:
+    mask = note["mask"]
+    return Found(
+        0,
+        site=note["site"],
+        severity="warning",
+        title="dropout that is written out stays on in eval mode",
+        evidence={"function": "a random mask", "p": mask["p"]},
+        source=mask["source"],
+        hint=f"the random mask{said_at(mask['source'])} is drawn in eval mode too: return the input as it is unless "
+        "self.training",
+    )
 
 
 @rule(

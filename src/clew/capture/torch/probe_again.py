@@ -1,6 +1,7 @@
-"""Runs a trained model again in a copy of the process: do samples mix, does a causal model see the future?
+"""Runs a trained model again in a copy of the process: do samples mix, does a causal model see the future, does
+dropout that is written out stay on?
 
-Both questions need another forward with changed inputs. In the training itself that could draw random numbers, move
+These questions need another forward. In the training itself that could draw random numbers, move
 buffers or run the user's side effects, so it happens once, in a forked copy that answers through a pipe.
 """
 
@@ -21,7 +22,7 @@ from torch import nn
 from clew.capture.process_copy import fall_silent, write_all
 from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
-from clew.capture.torch.probe_change import Given, find_leak, find_mixing, find_time
+from clew.capture.torch.probe_change import Given, find_leak, find_mask, find_mixing, find_time
 from clew.capture.torch.probe_events import is_library
 from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.saved import walk_nodes
@@ -257,6 +258,7 @@ def _try(
         try:
             answer["mixing"] = find_mixing(module, given)
             answer["leak"] = None if causal_at is None else find_leak(module, given, *causal_at)
+            answer["mask"] = find_mask(module, given)
         except Exception as error:  # noqa: BLE001 - a model that cannot be run so is not judged
             answer["error"] = f"{type(error).__name__}: {error}"[:200]
     return answer

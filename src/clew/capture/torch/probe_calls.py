@@ -90,6 +90,9 @@ class CallProbe:
             if seen.evaluating >= _EVAL_LOOKS:
                 return None
             seen.evaluating += 1
+            if seen.evaluating == 1:
+                seen.pending.append(("eval-call", {}))
+                self._tell(seen)
             if not seen.training:
                 self._scan_spectral(module, seen)
         if self.recorder.in_backward or _is_transformed():

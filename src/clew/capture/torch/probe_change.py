@@ -10,6 +10,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from clew.capture.torch.leaves import walk
+from clew.capture.torch.probe_masks import MaskWatch
 
 _FEWEST_SAMPLES: Final = 3
 _SAME: Final = 0.99
@@ -177,6 +178,17 @@ def _reads_globals(module: torch.nn.Module, nodes: int) -> bool:
         if any(isinstance(value, torch.Tensor) and _has_edges(value, nodes) for value in outside):
             return True
     return False
+
+
+# ---------------------------------------------------------------- masks
+
+
+def find_mask(module: torch.nn.Module, given: Given) -> dict[str, Any] | None:
+    """Return the dropout that is written out in a model and is on in its present mode, or None."""
+    watch = MaskWatch()
+    with watch:
+        given.run(module, _same)
+    return watch.found
 
 
 # ---------------------------------------------------------------- tokens

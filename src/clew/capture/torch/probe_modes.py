@@ -184,7 +184,9 @@ class ModeProbe:
 
     def _close_validation(self, root: Root, args: Any, kwargs: Any) -> None:
         may_judge = root.is_trained and not root.is_inner
-        found = root.validation.close(args, kwargs, fed=self._fed, may_judge=may_judge)
+        found = root.validation.close(
+            args, kwargs, fed=self._fed, step=self.recorder.step, may_judge=may_judge
+        )
         if found is not None:
             self._tell_validation(root, found)
 

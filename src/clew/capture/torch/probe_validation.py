@@ -12,6 +12,9 @@ from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.probe_events import find_line
 
 _BATCHES: Final = 3
+_STEPS_APART: Final = 3
+"""Gaps that are further apart are no part of every step, as targets and samples for the training are."""
+
 _MOST_GAPS: Final = 200
 _MOST_KEYS: Final = 512
 _GLANCE: Final = 8
@@ -45,9 +48,10 @@ class Fed:
 class Validation:
     """Calls of one root without gradients and in train mode, between its training calls.
 
-    Three different batches in a row are a validation pass, and so is one batch that comes back in three gaps. Not
-    counted: what the model is trained on as well, one batch several times in a row (dropout as a sample), other shapes
-    than in training (generation), single samples, batches from the training data, refreshed batch statistics.
+    Three different batches in a row are a validation pass, and so is one batch that comes back in three gaps. A new one
+    or two in each of four gaps may be one: that is for the losses to say that are computed from them. Not counted: what
+    the model is trained on as well, one batch several times in a row (dropout as a sample), other shapes than in
+    training (generation), single samples, batches from the training data, refreshed batch statistics.
     """
 
     def __init__(self) -> None:
@@ -61,6 +65,8 @@ class Validation:
         self._trained: set[_Key] = set()
         self._trained_on: set[int] = set()
         self._gap_counts: dict[_Key, int] = {}
+        self._fresh_at: list[int] = []
+        """Steps before which there was a gap with a new batch or two."""
         self._is_refreshing = False
 
     def add_quiet(self, module: torch.nn.Module, args: Any, kwargs: Any, *, fed: Fed) -> None:
@@ -75,7 +81,7 @@ class Validation:
         if fed.find_dataset(leaf) not in self._trained_on:
             self._quiet.append(_glance(leaf))
 
-    def close(self, args: Any, kwargs: Any, *, fed: Fed, may_judge: bool) -> dict[str, Any] | None:
+    def close(self, args: Any, kwargs: Any, *, fed: Fed, step: int, may_judge: bool) -> dict[str, Any] | None:
         """Take a training call, which ends a gap; return what was found in the gap."""
         if self.is_done or (self._calls >= _FIRST_CALLS and not self._is_active):
             return None
@@ -94,24 +100,30 @@ class Validation:
             return None
         self._gaps += 1
         self.is_done = self._gaps >= _MOST_GAPS
-        found = self._judge(quiet) if may_judge and not self._is_refreshing else 0
+        if not may_judge or self._is_refreshing:
+            return None
+        found, is_sure = self._judge(quiet, step)
         if not found:
             return None
         self.is_done = True
-        return {"batches": found, "source": self._line}
+        return {"batches": found, "source": self._line, "gaps": [] if is_sure else self._fresh_at}
 
-    def _judge(self, quiet: list[_Key]) -> int:
-        """Return how many batches make the gap a validation, or 0."""
+    def _judge(self, quiet: list[_Key], step: int) -> tuple[int, bool]:
+        """Return how many batches make the gap a validation, or 0, and whether they alone say so."""
         different = list(dict.fromkeys(key for key in quiet if self._is_like_training(key)))
         if not different or len(quiet) >= _BATCHES * len(set(quiet)):
-            return 0
+            return 0, False
         if len(different) >= _BATCHES:
-            return len(different)
-        for key in different:
-            count = self._gap_counts[key] = self._gap_counts.get(key, 0) + 1
-            if count >= _BATCHES:
-                return count
-        return 0
+            return len(different), True
+        counts = [self._gap_counts.get(key, 0) + 1 for key in different]
+        self._gap_counts.update(zip(different, counts, strict=True))
+        if max(counts) >= _BATCHES:
+            return max(counts), True
+        if not self._fresh_at or step - self._fresh_at[-1] >= _STEPS_APART:
+            self._fresh_at.append(step)
+        else:
+            self._fresh_at = [step]
+        return (len(self._fresh_at), False) if len(self._fresh_at) > _BATCHES else (0, False)
 
     def _is_like_training(self, key: _Key) -> bool:
         return key not in self._trained and (key.shape[1:], key.dtype) == self._form and key.shape[0] > 1
