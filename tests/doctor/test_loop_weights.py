@@ -57,8 +57,20 @@ def gates():
     fit(constant(Recurring(), 0.1), (x, (x[:, 0, 0] > 0).long()), batch=16, steps=12)
 
 
+class Columns(nn.Module):
+    """A layer of one's own, whose units are the columns of its matrix."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((inputs, outputs), 0.05))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
 SYMMETRIC = {
     "gates": gates,
+    "columns": lambda: fit(nn.Sequential(Columns(8, 16), nn.Sigmoid(), Columns(16, 3)), steps=12),
     "constant": lambda: fit(constant(mlp()), steps=12),
     "images": lambda: images(lambda model: constant(model, 0.02)),
     "zeros": lambda: fit(constant(mlp(activation=nn.Tanh), 0.0), steps=12),

@@ -54,7 +54,7 @@ class WeightProbe:
             return
         matrices = [p for group in optimizer.param_groups for p in group["params"] if _is_matrix(p)]
         with torch.no_grad():
-            alike = [p for p in matrices if p.shape[0] >= _FEWEST_ROWS and _is_symmetric(p)]
+            alike = [p for p in matrices if _is_symmetric(p)]
             idle = [p for p in matrices if _is_idle(p)]
         # One matrix of zeros may wait for another one to move; several wait for each other.
         found = alike + (idle if len(idle) > 1 else [])
@@ -94,10 +94,18 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
 
 
 def _is_symmetric(parameter: torch.Tensor) -> bool:
-    """Return whether all rows agree, and all rows of a gradient that is there."""
+    """Return whether all units agree, and so do their gradients.
+
+    A unit is a row; in a matrix of one's own that inputs are multiplied by from the left it is a column.
+    """
     gradient = parameter.grad
     assert gradient is not None  # one without is no candidate
-    return _has_like_rows(parameter.detach()) and _has_like_rows(gradient.detach())
+    weight, slope = parameter.detach(), gradient.detach()
+    if weight.shape[0] >= _FEWEST_ROWS and _has_like_rows(weight):
+        return _has_like_rows(slope)
+    if weight.dim() != 2 or weight.shape[1] < _FEWEST_ROWS:
+        return False
+    return _has_like_rows(weight.T) and _has_like_rows(slope.T)
 
 
 def _has_like_rows(tensor: torch.Tensor) -> bool:
