@@ -67,6 +67,28 @@ def test_a_few_numbers_of_each_row(monkeypatch, tensor, numbers):
     assert np.array_equal(read(), expected)
 
 
+@pytest.mark.parametrize(
+    "tensor", SIMPLE + OTHERS, ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}"
+)
+def test_a_copy_of_all_numbers(monkeypatch, tensor):
+    quick = looks.copy_numbers(tensor)
+    without_kernel(monkeypatch)
+    found = looks.copy_numbers(tensor)
+    assert quick.tolist() == found.tolist() == tensor.tolist()
+    if found.size and found.flags.writeable:
+        found[...] = 0
+    assert found.size == 0 or bool(tensor.detach().any()), "the tensor itself was written to"
+
+
+@pytest.mark.parametrize("size", [6, 5000])
+def test_labels_are_counted(size):
+    labels = [torch.arange(size) % 4 - 1, torch.full((3, 2), 9)]
+    counted = looks.count_labels(labels)
+    every = torch.cat([each.reshape(-1) for each in labels])
+    assert counted == {number: int((every == number).sum()) for number in every.unique().tolist()}
+    assert not looks.count_labels([torch.zeros(0, dtype=torch.int64)])
+
+
 def test_the_states_of_gradients():
     parameters = [torch.randn(3, requires_grad=True) for _ in range(3)]
     parameters[1].sum().backward()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ import torch
 from clew.capture.torch.leaves import local_part
 from clew.stats.compiled import ELEMENT_TYPES
 from clew.stats.rows import KERNEL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _NUMPY: Final = frozenset((torch.float32, torch.float64, torch.int64, torch.int32, torch.bool))
 _TYPES: Final[dict[torch.dtype, np.dtype[Any]]] = {
@@ -22,6 +26,8 @@ _TYPES: Final[dict[torch.dtype, np.dtype[Any]]] = {
 }
 
 _CODES: Final = {ELEMENT_TYPES.index(dtype.name): dtype for dtype in _TYPES.values() if dtype.name != "bool"}
+
+_FEW: Final = 4096
 
 Stamp = tuple[int, int]
 """One state of a gradient: which tensor it is and how often it was written."""
@@ -52,6 +58,33 @@ def add_up(tensor: torch.Tensor, most: int) -> float:
         some = thin(tensor, most)
         found = abs(some.astype(np.float64) if isinstance(some, np.ndarray) else some.abs().double()).sum()
     return float(found)
+
+
+def copy_numbers(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a copy of a small dense tensor: reckoning with it takes a tenth of the time that torch takes."""
+    dtype = _TYPES.get(tensor.dtype)
+    if KERNEL is not None and dtype is not None:
+        memory = KERNEL.sample_rows(tensor, 1, tensor.numel())
+        if memory is not None:
+            return np.frombuffer(memory, dtype).reshape(tensor.shape)
+    held = local_part(tensor).detach().resolve_conj().resolve_neg()
+    copied = held.cpu() if held.dtype in _TYPES or held.is_complex() else held.to("cpu", torch.float32)
+    found: NDArray[Any] = copied.clone(memory_format=torch.contiguous_format).numpy()
+    return found
+
+
+def count_labels(labels: list[torch.Tensor]) -> Counter[int]:
+    """Return how often each number is in tensors of whole numbers."""
+    numbers: list[Any] = []
+    counted: Counter[int] = Counter()
+    for each in labels:
+        if each.numel() <= _FEW:
+            numbers += glance(each, _FEW)
+        else:
+            found, counts = np.unique(copy_numbers(each), return_counts=True)
+            counted.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    counted.update(numbers)
+    return counted
 
 
 def sample_rows(tensor: torch.Tensor, numbers: int) -> tuple[bytes, np.dtype[Any]]:

@@ -12,6 +12,7 @@ import torch
 from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import local_part
 from clew.capture.torch.probe_events import find_line
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,14 +128,16 @@ class CheckpointProbe:
             model.find_owners()
 
     def _keep(self, model: _Model, step: int) -> None:
-        module = model.ref()
-        if module is not None:
-            owners = [(ref(), name) for ref, name in model.owners]
-            held: list[torch.Tensor | None]
-            known = [(owner._parameters, name) for owner, name in owners if owner is not None]
-            # Not get(): the table of a scripted module is no dict.
-            held = [table[name] if name in table else None for table, name in known]  # noqa: SIM401
-            model.states[_glance_at(held)] = step
+        if model.ref() is None:
+            return
+        held: list[torch.Tensor | None] = []
+        for ref, name in model.owners:
+            owner = ref()
+            if owner is not None:
+                table = owner._parameters
+                # Not get(): the table of a scripted module is no dict.
+                held.append(table[name] if name in table else None)  # noqa: SIM401
+        model.states[_glance_at(held)] = step
 
     # ---------------------------------------------------------------- saving
 
@@ -313,7 +316,10 @@ def _find_parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 def _glance_at(tensors: list[torch.Tensor | None]) -> Glance:
     values: Glance = ()
     for tensor in tensors:
-        if tensor is not None and tensor.layout == torch.strided and not tensor.is_meta:
+        quick = KERNEL.glance(tensor, _GLANCE) if KERNEL is not None and tensor is not None else None
+        if quick is not None:
+            values += quick
+        elif tensor is not None and tensor.layout == torch.strided and not tensor.is_meta:
             values += glance(local_part(tensor), _GLANCE)
     return values
 

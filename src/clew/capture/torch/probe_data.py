@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import islice
+from operator import ne
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
-from clew.capture.torch.glance import glance
+from clew.capture.torch.glance import glance, sample_rows
 from clew.capture.torch.leaves import list_leaves, local_part, walk
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
@@ -30,7 +35,8 @@ _EQUAL_BATCHES: Final = 2
 _SAME_FETCHES: Final = 10
 _MOST_LABELS: Final = 4096
 _FEWEST_LABELS: Final = 256
-_ROW_NUMBERS: Final = 512
+_ROW_NUMBERS: Final = 64
+_ORDER_ROWS: Final = 64
 _GLANCE: Final = 16
 _MOST_NODES: Final = 60
 _MOST_STEPS: Final = 400
@@ -180,9 +186,9 @@ class DataProbe:
         if not has_parameters(module):
             return
         # What is trained itself, such as a code for each sample, is no data.
-        leaves = [leaf for leaf in list_leaves((args, kwargs)) if _is_data(leaf) and not leaf.requires_grad]
         owns = self.recorder.registry.owns
-        leaves = [leaf for leaf in leaves if not owns(leaf)]
+        given = [leaf for leaf in list_leaves((args, kwargs)) if not leaf.requires_grad]
+        leaves = [leaf for leaf in given if _is_data(leaf) and not owns(leaf)]
         labels = _list_labels((kwargs, *args))
         leaves = [leaf for leaf in leaves if not labels or id(leaf) not in labels]
         main = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
@@ -227,13 +233,12 @@ class DataProbe:
         """Keep how near neighbours are to each other: windows of one series are, samples of a class are not."""
         if len(self._smoothness) >= _MOST_NOTES or len(rows) < 8:
             return
-        some = rows[:64, :_ROW_NUMBERS].float()
-        near = (some[1:] - some[:-1]).square().sum(1)
+        memory, dtype = sample_rows(rows[:_ORDER_ROWS], _ROW_NUMBERS)
+        some = np.frombuffer(memory, dtype).reshape(min(len(rows), _ORDER_ROWS), -1).astype(np.float64)
         half = len(some) // 2
-        far = (some[half:] - some[: len(some) - half]).square().sum(1)
-        whole = float(far.mean())
-        if whole > 0:
-            self._smoothness.append(float(near.mean()) / whole)
+        near, far = _find_distance(some, 1), _find_distance(some, half)
+        if far > 0:
+            self._smoothness.append(near / far)
 
     def _see_loss(self, loss: torch.Tensor) -> None:
         if loss.grad_fn is None:
@@ -255,27 +260,25 @@ class DataProbe:
         if len(self._labels) // _FEWEST_LABELS > before:
             self._tell_order()
 
-    def _find_labels(self, loss: torch.Tensor) -> list[float]:
+    def _find_labels(self, loss: torch.Tensor) -> tuple[float, ...]:
         for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
             if node.name() in _LABELLED and self.saved.may_read(node):
                 try:
                     targets = local_part(node._saved_target).detach()
                 except RuntimeError:  # freed by an earlier backward
-                    return []
+                    return ()
                 if targets.dim() == 1 or (targets.dim() == 2 and targets.shape[1] == 1):
-                    return [float(value) for value in targets.reshape(-1)[:_MOST_LABELS].tolist()]
-                return []
-        return []
+                    return glance(targets[:_MOST_LABELS], _MOST_LABELS)
+                return ()
+        return ()
 
     def _tell_order(self) -> None:
         labels = self._labels
-        counts: dict[float, int] = {}
-        for label in labels:
-            counts[label] = counts.get(label, 0) + 1
+        counts = Counter(labels)
         if len(counts) > len(labels) // 8:
             self._is_counting = False  # no classes
             return
-        changes = sum(a != b for a, b in pairwise(labels))
+        changes = sum(map(ne, labels, islice(labels, 1, None)))
         expected = 1 - sum((count / len(labels)) ** 2 for count in counts.values())
         self._is_counting = expected < 0.1 or len(labels) < 2 * _FEWEST_LABELS
         self.recorder.note(
@@ -291,8 +294,15 @@ class DataProbe:
         )
 
 
+def _find_distance(rows: NDArray[np.float64], apart: int) -> float:
+    """Return the mean squared distance of rows that lie so far apart."""
+    with np.errstate(all="ignore"):
+        between = rows[apart:] - rows[:-apart]
+        return float(np.einsum("ij,ij->", between, between)) / len(between)
+
+
 def _is_data(leaf: torch.Tensor) -> bool:
-    is_plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided and leaf.device.type != "meta"
+    is_plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided and not leaf.is_meta
     return is_plain and leaf.grad_fn is None and leaf.dim() > 0 and leaf.numel() > 0
 
 
@@ -310,9 +320,8 @@ def _varies(leaf: torch.Tensor) -> bool:
 
 
 def _has_equal_rows(leaf: torch.Tensor) -> bool:
-    with torch.no_grad():
-        values = leaf.detach()
-        return torch.equal(values[0], values[-1]) and bool((values == values[:1]).all())
+    values = leaf.detach()
+    return glance(values[0], _GLANCE) == glance(values[-1], _GLANCE) and bool((values == values[:1]).all())
 
 
 def _glance(leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:

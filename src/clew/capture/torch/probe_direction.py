@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
+
+from clew.capture.torch.glance import glance
 
 _SAMPLES: Final = 64
 _FEWEST: Final = 8
@@ -12,6 +15,8 @@ _APART: Final = 0.95
 """Length of the mean of unit vectors: below this they point in several directions, above the next in one."""
 
 _TOGETHER: Final = 0.995
+_CLOSE: Final = 1e-3
+_MOST_NUMBERS: Final = 4096
 _LOOKS: Final = 3
 _SINCE: Final = 30
 """Training may begin with codes that are close to each other; after so many steps it should have pulled them apart."""
@@ -35,10 +40,13 @@ class Direction:
         """Return what to note when the rows have come together and stay so."""
         if self._is_unit is False or self._is_told or outputs.dim() != 2 or len(outputs) < _FEWEST:
             return None
+        if self._is_unit is None and not _has_unit_length(outputs.detach()[0]):
+            self._is_unit = False
+            return None
         rows = outputs.detach()[:_SAMPLES].float()
         if self._is_unit is None:
             lengths = torch.linalg.vector_norm(rows, dim=1)
-            self._is_unit = rows.shape[1] > 1 and bool(((lengths - 1).abs() < 1e-3).all())
+            self._is_unit = rows.shape[1] > 1 and bool(((lengths - 1).abs() < _CLOSE).all())
             if not self._is_unit:
                 return None
         together = float(torch.linalg.vector_norm(rows.mean(0)))
@@ -48,3 +56,8 @@ class Direction:
             return None
         self._is_told = True
         return {"mean_length": together, "looks": self._looks, "samples": len(rows), "size": rows.shape[1]}
+
+
+def _has_unit_length(row: torch.Tensor) -> bool:
+    """Return whether a row may have length 1; the first one tells of nearly all outputs that they are no codes."""
+    return row.numel() > _MOST_NUMBERS or abs(math.hypot(*glance(row, _MOST_NUMBERS)) - 1) < _CLOSE

@@ -30,7 +30,7 @@ class ErrorProbe:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._inputs: list[list[int]] = []
+        self._inputs: list[torch.Size] = []
 
     def install(self, patches: Patches) -> None:
         """Begin to wait for an exception."""
@@ -42,7 +42,9 @@ class ErrorProbe:
         if self.recorder.step >= _FIRST_STEPS:
             self.recorder.on_root.remove(self._see_root)
         elif has_parameters(module):
-            self._inputs = [list(leaf.shape) for leaf in list_leaves((args, kwargs))][:8]
+            is_one = len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor and not args[0].is_nested
+            leaves = args if is_one else list_leaves((args, kwargs))
+            self._inputs = [leaf.shape for leaf in leaves[:8]]
 
     def _see(self, error: BaseException) -> None:
         if not isinstance(error, Exception):
@@ -57,7 +59,7 @@ class ErrorProbe:
                 "message": str(error)[:_LONGEST],
                 "source": f"{last.f_code.co_filename}:{line}" if last is not None else "",
                 "after_forward": self.recorder.has_output,
-                "inputs": self._inputs if self.recorder.has_output else [],
+                "inputs": [list(shape) for shape in self._inputs] if self.recorder.has_output else [],
                 "batch": [list(leaf.shape) for _, leaf in walk(self.recorder.flight.last_batch)][:8],
                 **_find_operands([frame for frame, _ in frames]),
             },

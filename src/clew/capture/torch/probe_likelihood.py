@@ -16,6 +16,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.torch.probe_graph import VIEWS, feeder, name_of, shape_of
 from clew.stats.readable import undisturbed
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from clew.capture.torch.saved import SavedRegions
@@ -292,11 +293,17 @@ class DirectionHook:
         gradient = gradients[0] if gradients else None
         if gradient is None or is_functorch_wrapped_tensor(gradient):
             return
+        number = KERNEL.read_number(gradient) if KERNEL is not None else None
+        if number is not None:
+            self._keep(number, number)
+            return
         # What else a gradient may be is no reason to end the user's backward pass.
         with undisturbed(), contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError):
             if gradient.layout is not torch.strided or gradient.is_complex() or not gradient.numel():
                 return
-            low, high = float(gradient.min()), float(gradient.max())
-            if not self.is_error:
-                low, high = -high, -low
-            self.term["sign"] = 1 if high > 0 else (-1 if low < 0 else 0)
+            self._keep(float(gradient.min()), float(gradient.max()))
+
+    def _keep(self, low: float, high: float) -> None:
+        if not self.is_error:
+            low, high = -high, -low
+        self.term["sign"] = 1 if high > 0 else (-1 if low < 0 else 0)

@@ -6,18 +6,22 @@ The nodes at the head of the graph hold their operands whatever the loss was cal
 from __future__ import annotations
 
 import weakref
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from clew.capture.torch.glance import copy_numbers
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_graph import MOST_NODES, feeder, has_logarithm, name_of, walk_head
 from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.probe_likelihood import DirectionHook, find_picked, list_parts
 from clew.capture.torch.probe_terms import Operands, read_term
-from clew.stats.rows import KERNEL
+from clew.model.record import new_tuple
+from clew.model.schema import STAT_INDEX
+from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +43,9 @@ _MOST_TERMS: Final = 12
 _MOST_OUTPUTS: Final = 32
 _ROWS: Final = 64
 _ABOVE_ONE: Final = 1e-3
+_MAX: Final = STAT_INDEX["max"]
+_NAN: Final = STAT_INDEX["nan"]
+_INFINITE: Final = STAT_INDEX["pos_inf"]
 _BOUNDED: Final = frozenset(("Softmax", "Sigmoid", "Tanh", "Hardtanh"))
 
 
@@ -73,6 +80,8 @@ class LossProbe:
         self._handles: list[Any] = []
         self._source = ""
         self._leaves = 0
+        self._row = Rows(capacity=1)
+        self._bounded: dict[tuple[int, type], bool] = {}
 
     def install(self, patches: Patches) -> None:
         """Begin to see losses."""
@@ -85,6 +94,7 @@ class LossProbe:
         """Look at the next losses of every form."""
         self._looks.clear()
         self._known.clear()
+        self._bounded.clear()
         self._direction = None
 
     # ---------------------------------------------------------------- what a loss is made of
@@ -96,30 +106,55 @@ class LossProbe:
             return  # a criterion: its output is a loss, not something a loss is made of
         if id(module) in self._models and type(output) is torch.Tensor and not self._is_following():
             # Nothing is looked at now, unless the loss is bad or new: then its graph ends here.
-            if output.grad_fn is not None:
-                number, shape = output.grad_fn._sequence_nr(), tuple(output.shape)
-                self._outputs.append(_Output(number, 0.0, shape, is_share=False, is_score=False))
+            node = output.grad_fn
+            if node is not None:
+                self._outputs.append(
+                    new_tuple(_Output, (node._sequence_nr(), 0.0, output.shape, False, False))
+                )
             return
         self._models.setdefault(id(module), weakref.ref(module))
         given = list_leaves((args, kwargs))
         is_trained = any(leaf.requires_grad for leaf in given)
+        is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_LOSSES)
         for leaf in list_leaves(output):
             if leaf.grad_fn is not None:
-                is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_LOSSES)
-                highest = _find_highest(leaf) if is_first else 0.0
+                highest = self._find_highest(leaf) if is_first else 0.0
                 is_share = is_first and 0 < highest <= 1.0 and _are_shares(leaf)
                 number = leaf.grad_fn._sequence_nr()
-                is_score = not is_trained and highest > _ABOVE_ONE and not _is_bounded(leaf.grad_fn)
+                is_score = (
+                    not is_trained and highest > _ABOVE_ONE and not self._is_bounded(module, leaf.grad_fn)
+                )
                 self._outputs.append(_Output(number, highest, tuple(leaf.shape), is_share, is_score))
         for leaf in given:
             if leaf.dtype in (torch.int64, torch.int32) and leaf.dim() > 1:
                 self._tokens.append(weakref.ref(leaf))
 
+    def _find_highest(self, tensor: torch.Tensor) -> float:
+        """Return the highest of some values of an output, NaN where one of them is."""
+        if not tensor.is_floating_point() or not tensor.numel() or is_functorch_wrapped_tensor(tensor):
+            return 0.0
+        if tensor.numel() > _MOST_ELEMENTS:
+            with torch.no_grad():
+                return float(tensor.detach().reshape(-1)[:_MOST_ELEMENTS].max())
+        self._row.measure(tensor, 0)
+        found = self._row.values[0].tolist()
+        return nan if found[_NAN] else inf if found[_INFINITE] else float(found[_MAX])
+
+    def _is_bounded(self, module: torch.nn.Module, node: Any) -> bool:
+        """Return whether an output cannot grow without end, asked once for each way a model may end."""
+        key = (id(module), type(node))
+        known = self._bounded.get(key)
+        if known is None:
+            known = self._bounded[key] = _is_bounded(node)
+        return known
+
     def _is_following(self) -> bool:
         """Return whether losses are looked at as they come: in the first steps, and in those probed later."""
         is_first = self.recorder.schedule.is_first
         step = self.recorder.step
-        return is_first(step, steps=_FIRST_LOSSES) or not is_first(step, steps=_FIRST_STEPS)
+        if is_first(step, steps=_FIRST_LOSSES):
+            return is_first(step, steps=_LOOKS) or min(self._looks.values(), default=0) < _LOOKS
+        return not is_first(step, steps=_FIRST_STEPS)
 
     def _see_pass(self, begins: bool) -> None:
         if begins:
@@ -214,15 +249,15 @@ class LossProbe:
         nodes = list(walk_head(loss.grad_fn, border))
         if border and len(nodes) < MOST_NODES and self._is_adrift(nodes, border):
             self._see_leaf(loss, has_history=True)
-        for node in nodes:
-            if len(self._terms) >= _MOST_TERMS:
-                return
-            with torch.no_grad():
+        with torch.no_grad():
+            for node in nodes:
+                if len(self._terms) >= _MOST_TERMS:
+                    return
                 term = read_term(node, operands)
-            if term is not None:
-                self._terms.append(term)
-                if term.get("is_loss"):
-                    self._handles.append(node.register_prehook(DirectionHook(term, is_error=True)))
+                if term is not None:
+                    self._terms.append(term)
+                    if term.get("is_loss"):
+                        self._handles.append(node.register_prehook(DirectionHook(term, is_error=True)))
 
     def _is_adrift(self, nodes: list[Any], border: frozenset[int]) -> bool:
         """Return whether a loss comes from no model at all but from new tensors, such as ``torch.tensor(losses)``."""
@@ -284,21 +319,12 @@ def _is_bad(loss: torch.Tensor) -> bool:
     return bool(value - value != 0.0)
 
 
-def _find_highest(tensor: torch.Tensor) -> float:
-    """Return the highest of some values of an output."""
-    if not tensor.is_floating_point() or not tensor.numel() or is_functorch_wrapped_tensor(tensor):
-        return 0.0
-    with torch.no_grad():
-        return float(tensor.detach().reshape(-1)[:_MOST_ELEMENTS].max())
-
-
 def _are_shares(tensor: torch.Tensor) -> bool:
     """Return whether the rows of an output are probabilities of classes: not negative, 1 in all."""
     if tensor.dim() != 2 or tensor.shape[1] < 2 or is_functorch_wrapped_tensor(tensor):
         return False
-    with torch.no_grad():
-        rows = tensor.detach()[:_ROWS].float()
-        return bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
+    rows = copy_numbers(tensor.detach()[:_ROWS])
+    return bool((rows >= 0).all()) and bool((abs(rows.sum(1) - 1) < 1e-3).all())
 
 
 def _is_bounded(node: Any) -> bool:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from clew.capture.torch.glance import count_labels
 from clew.capture.torch.probe_graph import feeder, name_of
 from clew.capture.torch.saved import walk_nodes
 from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable
 
     from clew.capture.torch.patches import Patches
@@ -41,29 +43,30 @@ class _Tally:
         self.form = form
         self.observed = 0
         self.values: list[float] = []
-        self.counts: torch.Tensor | None = None
+        self.counts: Counter[int] | None = None
         self.uncounted: list[tuple[torch.Tensor, int, int]] = []
         """Labels that are counted later, with their version and the label that is ignored."""
         self.total = 0
         self.sum = 0.0
         self.squares = 0.0
 
-    def add_labels(self, labels: torch.Tensor, classes: int) -> None:
-        """Count labels of a few classes."""
+    def add_labels(self, counted: Counter[int], classes: int) -> None:
+        """Take the labels of a few classes, counted."""
         if classes <= _MOST_CLASSES:
-            counted = torch.bincount(labels.reshape(-1).cpu(), minlength=classes)
             self.counts = counted if self.counts is None else self.counts + counted
-        self.total += labels.numel()
+        self.total += sum(counted.values())
 
     def count(self, classes: int) -> None:
         """Count what was put off; labels that were overwritten meanwhile are left out."""
         waiting, self.uncounted = self.uncounted, []
-        kept = [labels.reshape(-1) for labels, version, _ in waiting if labels._version == version]
+        kept = [labels for labels, version, _ in waiting if labels._version == version]
         if kept:
-            labels = torch.cat(kept)
+            counted = count_labels(kept)
             ignored = waiting[0][2]
-            is_label = (labels >= 0) & (labels < classes) & (labels != ignored)
-            self.add_labels(labels[is_label], classes)
+            strange = [label for label in counted if not 0 <= label < classes or label == ignored]
+            for label in strange:
+                del counted[label]
+            self.add_labels(counted, classes)
 
     def add_numbers(self, targets: torch.Tensor) -> None:
         """Take targets that are numbers into their mean and variance."""
@@ -77,7 +80,10 @@ class _Tally:
         if not self.total:
             return None
         if self.form == "cross-entropy":
-            return None if self.counts is None else _entropy((self.counts / self.counts.sum()).tolist())
+            if self.counts is None:
+                return None
+            known = sum(self.counts.values())
+            return _entropy([count / known for count in self.counts.values()])
         mean = self.sum / self.total
         if self.form == "binary":
             return _entropy([mean, 1 - mean]) if 0 <= mean <= 1 else None
@@ -140,14 +146,15 @@ class ObjectiveProbe:
         self.recorder.note("probe", {"probe": "objective"})
 
     def _see(self, loss: torch.Tensor) -> None:
-        if not self.recorder.due or loss.grad_fn is None:
+        end = loss.grad_fn
+        if not self.recorder.due or end is None:
             return
-        reach = self._reaches.get(loss.grad_fn.name())
+        reach = self._reaches.get(end.name())
         if reach is None:
-            reach = self._reaches[loss.grad_fn.name()] = _Reach()
-        elif reach.is_short() and self._read_usual(loss.grad_fn, loss):
+            reach = self._reaches[end.name()] = _Reach()
+        elif reach.is_short() and self._read_usual(end, loss):
             return
-        for position, node in enumerate(walk_nodes(loss.grad_fn, most=reach.begin())):
+        for position, node in enumerate(walk_nodes(end, most=reach.begin())):
             read = self._readers.get(node.name())
             if read is None or not self.saved.may_read(node):
                 continue
@@ -196,17 +203,14 @@ class ObjectiveProbe:
             self._usual = _Usual(type(node), tally, ignored)
             self._keep(tally, float(loss), classes=classes, describe=lambda: self._describe(node, classes))
             return
-        lowest, highest = (int(each) for each in torch.aminmax(targets))
-        valid = targets != ignored if lowest <= ignored <= highest else None
-        if valid is not None:
-            kept = targets[valid]
-            lowest, highest = (int(each) for each in torch.aminmax(kept)) if kept.numel() else (-1, -1)
-        if lowest < 0 or highest >= classes:
+        counted = count_labels([targets])
+        del counted[ignored]
+        if not counted or min(counted) < 0 or max(counted) >= classes:
             return
-        tally.add_labels(targets if valid is None else kept, classes)
+        tally.add_labels(counted, classes)
         self._keep(
             tally,
-            float(loss) if _is_plain_mean(node, loss) else _find_mean(scores, targets, valid),
+            float(loss) if _is_plain_mean(node, loss) else _find_mean(scores, targets, targets != ignored),
             classes=classes,
             describe=lambda: self._describe(node, classes),
         )
@@ -277,9 +281,9 @@ def _is_plain_mean(node: Any, loss: torch.Tensor) -> bool:
     return int(node._saved_reduction) == 1 and node._saved_weight is None and node is loss.grad_fn
 
 
-def _find_mean(scores: torch.Tensor, targets: torch.Tensor, valid: torch.Tensor | None) -> float:
+def _find_mean(scores: torch.Tensor, targets: torch.Tensor, valid: torch.Tensor) -> float:
     picked = scores.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return -float((picked if valid is None else picked[valid]).double().mean())
+    return -float(picked[valid].double().mean())
 
 
 def _is_normalised(node: Any) -> bool:

@@ -113,10 +113,15 @@ class RawProbe:
         held = self._list_held()
         if not held & set(leaves):
             return  # trained by hand, or not at all
-        sizes = _find_samples(nodes)
-        owns = self.recorder.registry.owns
-        for key, leaf in leaves.items():
-            if key in held or key in self._inputs or owns(leaf) or not _is_parameter_like(leaf, sizes):
+        owns, inputs = self.recorder.registry.owns, self._inputs
+        others = {
+            key: leaf
+            for key, leaf in leaves.items()
+            if key not in held and key not in inputs and not owns(leaf)
+        }
+        sizes = _find_samples(nodes) if others else set()
+        for key, leaf in others.items():
+            if not _is_parameter_like(leaf, sizes):
                 continue
             self._seen.add(key)
             known = self._raw.get(key)

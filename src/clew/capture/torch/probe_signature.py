@@ -84,7 +84,7 @@ class _Followed:
 class _Held:
     """An optimizer: the parameters that are followed, some in each of its steps."""
 
-    __slots__ = ("at", "groups", "parameters", "parts", "ref")
+    __slots__ = ("at", "groups", "parameters", "parts", "ref", "usual")
 
     def __init__(self, ref: weakref.ref[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
         self.ref = ref
@@ -95,6 +95,8 @@ class _Held:
         followed = [_Followed(parameter) for parameter in chosen]
         self.parts = [followed[at : at + _AT_ONCE] for at in range(0, len(followed), _AT_ONCE)] or [[]]
         self.parameters = [[each.parameter for each in part] for part in self.parts]
+        self.usual: list[list[int | None] | None] = [None] * len(self.parts)
+        """Versions of the gradients of each part that need no closer look."""
 
 
 class Signature:
@@ -135,6 +137,7 @@ class Signature:
         """The recording begins, or goes on: what has happened meanwhile is no part of a step."""
         self._begin_turn()
         for held in self._held.values():
+            held.usual = [None] * len(held.parts)
             for followed in chain.from_iterable(held.parts):
                 followed.at = -1
 
@@ -269,22 +272,34 @@ class Signature:
         held = self._held.get(id(optimizer))
         if held is None or held.groups != len(optimizer.param_groups):
             held = self._follow(optimizer)
-        held.at = held.at + 1 if held.at + 1 < len(held.parts) else 0
-        part = held.parts[held.at]
+        turn = held.at = held.at + 1 if held.at + 1 < len(held.parts) else 0
+        part, steps = held.parts[turn], self._steps
+        versions = [None if now is None else now[1] for now in stamp(held.parameters[turn])]
+        if versions == held.usual[turn]:
+            for each in part:
+                each.at = steps
+            return  # gradients that are made anew for each step, and written to as often as ever
+        held.usual[turn] = versions if self._see_versions(part, versions) else None
+
+    def _see_versions(self, part: list[_Followed], versions: list[int | None]) -> bool:
+        """Take what was done to some gradients; return whether none was written to since, as far as versions tell."""
+        is_same = True
         state: float | None
-        for each, now in zip(part, stamp(held.parameters[held.at]), strict=True):
-            if now is None:
+        for each, version in zip(part, versions, strict=True):
+            if version is None:
                 state = None
             else:
-                version = now[1]
                 before, each.version = each.version, version
                 at, each.at = each.at, self._steps
                 if at < 0:
+                    is_same = False
                     continue
                 state = round((version - before) / max(self._steps - at, 1), 2)
             states = each.states
             if state not in states and len(states) < _MOST_STATES and self.notice("gradients"):
                 states.add(state)
+            is_same = is_same and not state and state in states
+        return is_same
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> _Held:
         key, table = id(optimizer), self._held

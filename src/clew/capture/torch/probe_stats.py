@@ -9,14 +9,18 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
+from clew.capture.torch.glance import copy_numbers, glance
 from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.probe_direction import Direction
 from clew.model.schema import STAT_INDEX
 from clew.stats.rows import Rows
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Call, Recorder
     from clew.capture.torch.registry import ModuleEntry
@@ -26,6 +30,7 @@ _BLOCK: Final = 10
 
 _INPUT_STEPS: Final = 3
 _FEW: Final = 8
+_SMALL: Final = 64
 _MOSTLY: Final = 0.9
 _FEWEST_SHARES: Final = 3
 _FAR_FROM_MOST: Final = 0.5
@@ -63,8 +68,10 @@ class _Activation:
         self.units = 0
         self.is_output = False
         """Whether a model ends in it."""
-        self.silent: torch.Tensor | None = None
-        """The units that have given nothing but zeros in this block; None before its first batch."""
+        self.dead = -1
+        """How many units have given nothing but zeros in this block; -1 before its first batch."""
+        self.silent: NDArray[np.intp] | None = None
+        """Which ones, where those are most of them."""
         self.is_known = False
         """Whether the rest of the block cannot change what it comes to."""
         self.shares: list[float] = []
@@ -75,23 +82,29 @@ class _Activation:
         Those that are left then are not all silent; with a tenth of the units that fire it does not matter.
         """
         self.units = tensor.shape[dim]
-        if self.silent is not None and len(self.silent) < _MOSTLY * self.units:
+        if 0 <= self.dead < _MOSTLY * self.units:
             return
+        if self.dead < 0 and dim == tensor.dim() - 1:
+            self.dead = glance(tensor[(0,) * dim], self.units).count(0.0)
+            if self.dead < _MOSTLY * self.units:
+                return
         if self.silent is None:
-            few = tuple(slice(None if each == dim else _FEW) for each in range(tensor.dim()))
-            self.silent = _find_silent(tensor[few], dim, None)
+            few = tuple([slice(None if each == dim else _FEW) for each in range(tensor.dim())])
+            self.silent = np.flatnonzero(~_find_active(copy_numbers(tensor[few]), dim))
         if len(self.silent) >= _MOSTLY * self.units:
-            self.silent = _find_silent(tensor, dim, self.silent)
+            among = tensor.index_select(dim, torch.from_numpy(self.silent).to(tensor.device))
+            self.silent = self.silent[~_find_active((among != 0).cpu().numpy(), dim)]
+        self.dead = len(self.silent)
 
     def is_settled(self) -> bool:
         """Return whether the block cannot end with most units silent, or hardly with most values at the ends."""
-        if self.silent is not None:
-            return len(self.silent) < _MOSTLY * self.units
+        if self.dead >= 0:
+            return self.dead < _MOSTLY * self.units
         return len(self.shares) >= _FEWEST_SHARES and max(self.shares) < _FAR_FROM_MOST
 
     def clear(self) -> None:
         """Begin the next block."""
-        self.batches, self.samples, self.silent = 0, 0, None
+        self.batches, self.samples, self.dead, self.silent = 0, 0, -1, None
         self.shares.clear()
 
 
@@ -260,8 +273,7 @@ class StatsProbe:
         turn = self._turns[key] = min(self._turns.get(key, -1) + 1, _MOST_TURNS)
         activation = self._activations.setdefault((*key, turn), _Activation("relu", turn))
         self._seen[address] = activation
-        with torch.no_grad():
-            activation.see_units(tensor.detach(), units)
+        activation.see_units(tensor.detach(), units)
         return self._count(site, activation, tensor.numel() // tensor.shape[units])
 
     def _see_bounded(self, site: str, tensor: torch.Tensor, form: str) -> bool:
@@ -289,7 +301,7 @@ class StatsProbe:
                 "batches": activation.batches,
                 "samples": activation.samples,
                 "units": activation.units,
-                "dead": 0 if activation.silent is None else len(activation.silent),
+                "dead": max(activation.dead, 0),
                 "saturated": median(activation.shares) if activation.shares else 0.0,
             },
         )
@@ -358,12 +370,11 @@ class StatsProbe:
             )
 
 
-def _find_silent(tensor: torch.Tensor, dim: int, among: torch.Tensor | None) -> torch.Tensor:
-    """Return the numbers of the units, or of those among some, that are zero everywhere; a NaN is not zero."""
-    chosen = tensor if among is None else tensor.index_select(dim, among)
-    others = [each for each in range(tensor.dim()) if each != dim]
-    found = ((chosen.abs().amax(others) if others else chosen) == 0).nonzero().flatten()
-    return found if among is None else among[found]
+def _find_active(values: NDArray[Any], dim: int) -> NDArray[np.bool_]:
+    """Return which units gave anything but zero somewhere; a NaN is not zero."""
+    others = tuple([each for each in range(values.ndim) if each != dim])
+    found: NDArray[np.bool_] = np.logical_or.reduce(values, others)
+    return found
 
 
 def _is_plain(value: Any) -> bool:
@@ -399,9 +410,13 @@ def _differ_clearly(outputs: torch.Tensor) -> bool:
     """Return whether the first and the last output are so far apart that no third one could make them equal."""
     if outputs.is_complex():
         return False
-    first, last = outputs[0], outputs[-1]
-    apart = float(torch.dist(first, last, torch.inf))
-    return apart > 0.1 * float(torch.linalg.vector_norm(first, torch.inf))
+    if outputs.numel() <= _SMALL * len(outputs):
+        first, last = glance(outputs[0], _SMALL), glance(outputs[-1], _SMALL)
+        enough = 0.1 * max(map(abs, first))
+        return any(abs(a - b) > enough for a, b in zip(first, last, strict=True))
+    one, other = copy_numbers(outputs[0]), copy_numbers(outputs[-1])
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(abs(one - other).max() > 0.1 * abs(one).max())
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
+from clew.capture.torch.glance import copy_numbers, count_labels
 from clew.capture.torch.probe_graph import (
     VIEWS,
     count,
@@ -22,9 +24,12 @@ from clew.capture.torch.probe_graph import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from clew.capture.torch.saved import SavedRegions
 
 _ROWS: Final = 64
+_PLACES: Final = 1024
 _MOST_ELEMENTS: Final = 1 << 20
 _BROADCASTING: Final = (
     "SubBackward0", "AddBackward0", "MulBackward0", "DivBackward0", "RsubBackward0", "WhereBackward0",
@@ -71,7 +76,7 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
     scores, targets = node._saved_self.detach(), node._saved_target.detach()
     classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
     above = feeder(node)
-    deviation = _find_deviation(scores)
+    deviation = 0.0 if _is_over_classes(node, scores) else _find_deviation(scores)
     term: dict[str, Any] = {
         "form": "nll",
         "is_loss": True,
@@ -85,13 +90,13 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
     if 0 < targets.numel() <= _MOST_ELEMENTS:
         ignored = node._saved_ignore_index
         ignored = ignored - (1 << 64) if ignored >= 1 << 63 else ignored
-        valid = targets != ignored
+        counts = count_labels([targets])
+        del counts[ignored]
         term["ignored"] = ignored
-        term["valid"] = int(valid.sum())
-        if term["valid"]:
-            kept = targets[valid]
-            term["lowest"], term["highest"] = int(kept.min()), int(kept.max())
-            term["same_as_input"] = _share_of_inputs(targets, valid, operands.tokens)
+        term["valid"] = sum(counts.values())
+        if counts:
+            term["lowest"], term["highest"] = min(counts), max(counts)
+            term["same_as_input"] = _share_of_inputs(targets, ignored, operands.tokens)
     return term
 
 
@@ -106,14 +111,40 @@ def _is_no_distribution(above: Any, deviation: float) -> bool:
     return name.startswith("LogSigmoid")
 
 
+def _is_over_classes(node: Any, scores: torch.Tensor) -> bool:
+    """Return whether scores come straight from a log_softmax over the classes: then they are log-probabilities."""
+    before = node.next_functions[0][0] if node.next_functions else None
+    if before is None or before.name() != "LogSoftmaxBackward0":
+        return False
+    dim = before._saved_dim
+    return bool((dim - (1 << 64) if dim >= 1 << 63 else dim) % scores.dim() == min(1, scores.dim() - 1))
+
+
 def _find_deviation(scores: torch.Tensor) -> float:
     """Return how far rows are from log-probabilities, whose exponentials add up to 1: the median of a few rows."""
-    rows = scores if scores.dim() == 1 else scores[:_ROWS]
-    sums = torch.logsumexp(rows.float(), 0 if scores.dim() == 1 else 1)
-    return float(sums.reshape(-1)[: _ROWS * 16].abs().median()) if sums.numel() else 0.0
+    if not scores.numel():
+        return 0.0
+    if scores.dim() == 1:
+        rows = scores.unsqueeze(0)
+    elif scores.dim() == 2:
+        rows = scores[:_ROWS]
+    else:  # classes for each place: those of the first sample mostly
+        places = scores[0, 0].numel()
+        rows = scores[: min(_ROWS, -(-_PLACES // places))].flatten(2)[:, :, :_PLACES]
+    with np.errstate(all="ignore"):
+        sums = abs(_logsumexp(copy_numbers(rows)).reshape(-1)[:_PLACES])
+    sums.sort()
+    return float(sums[-1]) if np.isnan(sums[-1]) else float(sums[(len(sums) - 1) // 2])
 
 
-def _share_of_inputs(targets: torch.Tensor, valid: torch.Tensor, tokens: list[torch.Tensor]) -> float | None:
+def _logsumexp(rows: NDArray[Any]) -> NDArray[Any]:
+    highest = rows.max(1)
+    highest[~np.isfinite(highest)] = 0.0
+    found: NDArray[Any] = np.log(np.exp(rows - highest[:, None]).sum(1)) + highest
+    return found
+
+
+def _share_of_inputs(targets: torch.Tensor, ignored: int, tokens: list[torch.Tensor]) -> float | None:
     """Return the share of targets that repeat the token at their own place, where there is one input of that size.
 
     A model that computes its own loss is given the targets too, and masks and segments: those are no tokens.
@@ -126,8 +157,9 @@ def _share_of_inputs(targets: torch.Tensor, valid: torch.Tensor, tokens: list[to
     given_once = others or list(given.values())
     if len(given_once) != 1:
         return None
-    same = given_once[0].reshape(-1) == targets.reshape(-1).to(given_once[0].device)
-    return float(same[valid.reshape(-1)].float().mean())
+    labels = copy_numbers(targets).reshape(-1)
+    same = copy_numbers(given_once[0]).reshape(-1) == labels
+    return float(same[labels != ignored].mean())
 
 
 def _read_log_softmax(node: Any, operands: Operands) -> dict[str, Any] | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
+
+from clew.capture.torch.glance import copy_numbers, glance
 
 if TYPE_CHECKING:
     from clew.capture.torch.optimizers import OptimizerLens
@@ -19,7 +22,9 @@ _SETTLED: Final = 2
 
 _FEWEST_ROWS: Final = 4
 _ALIKE: Final = 1e-5
+_CLEARLY: Final = 1e-2
 _MOST_NAMES: Final = 8
+_GLANCE: Final = 8
 _BLOCKS: Final = (1, 3, 4)
 """Matrices that lie under each other in one weight: projections of attention, gates of recurrent layers."""
 
@@ -33,6 +38,8 @@ class WeightProbe:
         self.optimizers = optimizers
         self._steps: dict[int, int] = {}
         self._alike: dict[int, int] = {}
+        self._apart: set[int] = set()
+        """Weights whose rows and columns were seen to differ: they do not become alike."""
         self._told = 0
 
     def install(self, patches: Patches) -> None:
@@ -43,6 +50,7 @@ class WeightProbe:
     def look_again(self) -> None:
         """Compare the rows in the next steps of every optimizer: there may be new layers."""
         self._steps.clear()
+        self._apart.clear()
 
     def is_settled(self) -> bool:
         """Return whether no weight of the last steps has rows that are alike."""
@@ -52,8 +60,12 @@ class WeightProbe:
         steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if steps > _FIRST_STEPS or self._told >= 2 or (steps > _SETTLED and not self._alike):
             return
-        matrices = [p for group in optimizer.param_groups for p in group["params"] if _is_matrix(p)]
+        apart = self._apart
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        fresh = [p for p in held if id(p) not in apart and _is_matrix(p)]
         with torch.no_grad():
+            apart.update(id(p) for p in fresh if _differs_clearly(p.detach()))
+            matrices = [p for p in fresh if id(p) not in apart]
             alike = [p for p in matrices if _is_symmetric(p)]
             idle = [p for p in matrices if _is_idle(p)]
         # One matrix of zeros may wait for another one to move; several wait for each other.
@@ -63,7 +75,8 @@ class WeightProbe:
             self._alike.pop(id(parameter), None)
         self._alike.update(current)
         if any(count == _SIGHTINGS + (not alike) for count in current.values()):
-            self._tell(optimizer, found, is_idle=not alike, matrices=len(matrices))
+            count = sum(id(p) in apart for p in held) + len(matrices)
+            self._tell(optimizer, found, is_idle=not alike, matrices=count)
 
     def _tell(
         self, optimizer: torch.optim.Optimizer, found: list[torch.Tensor], *, is_idle: bool, matrices: int
@@ -108,12 +121,24 @@ def _is_symmetric(parameter: torch.Tensor) -> bool:
     return _has_like_rows(weight.T) and _has_like_rows(slope.T)
 
 
-def _has_like_rows(tensor: torch.Tensor) -> bool:
-    rows = tensor.reshape(tensor.shape[0], -1)
-    first, second = rows[0], rows[1]
-    size = float(torch.linalg.vector_norm(first, torch.inf))
-    if not size > 0 or float(torch.dist(first, second, torch.inf)) > _ALIKE * size:
+def _differs_clearly(weight: torch.Tensor) -> bool:
+    """Return whether a few numbers show that neither rows nor columns agree, as those of nearly all weights do."""
+    if len(weight) < 2:
         return False
+    rows = weight.reshape(len(weight), -1)
+    first, second = glance(rows[0, :_GLANCE], _GLANCE), glance(rows[1, :_GLANCE], _GLANCE)
+    enough = _CLEARLY * max(map(abs, first + second))
+    has_other_rows = any(abs(a - b) > enough for a, b in zip(first, second, strict=True))
+    return has_other_rows and (abs(first[0] - first[1]) > enough or abs(second[0] - second[1]) > enough)
+
+
+def _has_like_rows(tensor: torch.Tensor) -> bool:
+    some = copy_numbers(tensor[:2])
+    with np.errstate(all="ignore"):
+        size = float(abs(some[0]).max())
+        if not size > 0 or float(abs(some[1] - some[0]).max()) > _ALIKE * size:
+            return False
+    rows = tensor.reshape(tensor.shape[0], -1)
     return any(_has_like_blocks(rows, blocks) for blocks in _BLOCKS)
 
 
@@ -133,5 +158,5 @@ def _is_idle(parameter: torch.Tensor) -> bool:
 
 
 def _is_nothing(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds nothing but zeros; the first row alone tells of nearly all that hold more."""
-    return not bool(tensor[0].any()) and not bool(tensor.any())
+    """Return whether a tensor holds nothing but zeros; a few numbers tell of nearly all that hold more."""
+    return not any(glance(tensor, _GLANCE)) and not bool(tensor.any())
