@@ -180,7 +180,11 @@ def scaled_first(_self, x):
     return mask * x
 
 
-@pytest.mark.parametrize("dropout", [written_out, whole_rows, floored, scaled_first])
+def scaled_before(_self, x):
+    return (x / 0.7) * (torch.rand_like(x) < 0.7)
+
+
+@pytest.mark.parametrize("dropout", [written_out, whole_rows, floored, scaled_first, scaled_before])
 def test_dropout_that_is_written_out(judge, dropout):
     judged = judge(lambda: epochs(Functional(dropout), count=3, evaluate=eval_and_back))
     assert judged.ids == ["M08"], judged

@@ -35,7 +35,8 @@ class MaskWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.Tensor] = []
         self._random: set[int] = set()
         self._masks: set[int] = set()
-        self._masked: set[int] = set()
+        self._masked: dict[int, torch.Tensor] = {}
+        self._scaled: dict[int, float] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and take in what it does with random numbers."""
@@ -58,8 +59,12 @@ class MaskWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._keep(out, self._random)
         elif id(first) in self._masks or id(other) in self._masks:
             self._follow_mask(name, first, other, out)
-        elif isinstance(first, torch.Tensor) and id(first) in self._masked and name in _FACTORS:
-            self._judge(first, out)
+        elif name in _FACTORS and (factor := _find_factor(name, other)):
+            if id(first) in self._masked:
+                self._judge(self._masked[id(first)], factor)
+            elif factor > _LARGER:
+                self._alive.append(out)
+                self._scaled[id(out)] = factor
 
     def _follow_mask(self, name: str, first: Any, other: Any, out: torch.Tensor) -> None:
         is_plain = not isinstance(other, torch.Tensor) or other.dim() == 0
@@ -68,23 +73,35 @@ class MaskWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in _PRODUCTS and isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor):
             mask, given = (first, other) if id(first) in self._masks else (other, first)
             if given.is_floating_point():
-                self._keep(out, self._masked)
-                self._judge(mask, mask)
+                self._alive.append(out)
+                self._masked[id(out)] = mask
+                self._judge(mask, self._scaled.get(id(given), 1.0))
 
-    def _judge(self, before: torch.Tensor, after: torch.Tensor) -> None:
+    def _judge(self, mask: torch.Tensor, factor: float) -> None:
         """Numbers that are left are made larger, by as much as others are taken out: that is dropout."""
-        kept = after != 0
-        if not bool(kept.any()) or bool(kept.all()):
+        kept = mask != 0
+        share = float(kept.float().mean())
+        if not 0 < share < 1:
             return
-        factors = after[kept].double() if before is after else after[kept].double() / before[kept].double()
-        if float(factors.min()) > _LARGER and float(factors.max() - factors.min()) < 1e-3 * float(
-            factors.max()
-        ):
-            self.found = {"p": round(1 - 1 / float(factors.mean()), 3), "source": find_line()}
+        values = mask[kept].double() * factor
+        larger = float(values.mean())
+        if larger > _LARGER and float(values.max() - values.min()) < 1e-3 * larger:
+            noise = 4 * (share * (1 - share) / mask.numel()) ** 0.5
+            if abs(share - 1 / larger) < noise + 0.01:
+                self.found = {"p": round(1 - 1 / larger, 3), "source": find_line()}
 
     def _keep(self, tensor: torch.Tensor, where: set[int]) -> None:
         self._alive.append(tensor)  # as long as it is there nothing else has its number
         where.add(id(tensor))
+
+
+def _find_factor(name: str, other: Any) -> float:
+    """Return what a product or quotient with one number makes of its input, or 0 for any other."""
+    if isinstance(other, torch.Tensor) and other.dim() == 0 and not other.is_complex():
+        other = float(other)
+    if not isinstance(other, (int, float)) or not other:
+        return 0.0
+    return float(other) if name.startswith("mul") else 1 / other
 
 
 def _is_one_number(value: Any) -> bool:
