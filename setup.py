@@ -17,6 +17,7 @@ HEADERS = (
     "layout",
     "leaf",
     "measure",
+    "pack",
     "tasks",
     "tray",
     "vectors",

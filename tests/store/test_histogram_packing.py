@@ -21,6 +21,9 @@ def test_packing_gives_back_every_count(rows):
             row[place] = count
     offsets, data = histogram.pack(counts)
     assert np.array_equal(histogram.unpack(offsets, data), counts)
+    slow_offsets, slow_data = histogram.pack_slowly(counts)
+    assert np.array_equal(offsets, slow_offsets)
+    assert bytes(data) == bytes(slow_data)
 
 
 def test_rows_without_a_histogram_come_back_empty_between_others():

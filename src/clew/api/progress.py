@@ -70,7 +70,7 @@ class Progress:
 
 def _find_worst(recorder: Recorder, record: StepRecord) -> str:
     """Return the first site with a NaN or an infinity in this step, in words."""
-    if not len(record):
+    if not len(record) or not record.has_bad:
         return ""
     bad = record.values[:, 1:4].any(axis=1)
     if not bad.any():

@@ -54,15 +54,12 @@ class Layout:
         "ordinals",
         "packed",
         "sites",
-        "sources",
-        "targets",
     )
 
     def __init__(self, keys: list[int], copies: list[tuple[int, int]]) -> None:
         self.keys = keys
         self.copies = copies
         self.packed = np.array(keys, dtype=np.int64)
-        self.targets, self.sources = np.array(copies, dtype=np.intp).reshape(-1, 2).T
         self.decode(self.packed)
 
     def decode(self, packed: NDArray[np.int64]) -> None:
@@ -76,16 +73,6 @@ class Layout:
     def fits(self, keys: list[int], copies: list[tuple[int, int]]) -> bool:
         """Return whether a step left the same rows."""
         return keys == self.keys and copies == self.copies
-
-
-def copy_rows(columns: Columns, layout: Layout) -> None:
-    """Fill rows that repeat an earlier row: several sites, one tensor."""
-    to, source = layout.targets, layout.sources
-    columns.values[to] = columns.values[source]
-    if columns.hashes is not None:
-        columns.hashes[to] = columns.hashes[source]
-    if columns.hists is not None:
-        columns.hists[to] = columns.hists[source]
 
 
 def drop_unseen(columns: Columns) -> Columns:

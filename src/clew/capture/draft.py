@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clew.capture.assemble import Columns, Layout, copy_rows, drop_unseen, merge_repeats
+from clew.capture.assemble import Columns, Layout, drop_unseen, merge_repeats
 from clew.capture.clock import PHASES
 from clew.model.record import Scalar, StepRecord, new_tuple
 from clew.model.schema import STAT_INDEX, STAT_NAMES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from clew.model.record import Batch, Fault
     from clew.stats.rows import CutRows
 
 _NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
 _RECORDED, _THINNED = Scalar("clew.recorded", 1.0), Scalar("clew.recorded", 0.0)
+_COUNT, _L2 = STAT_INDEX["count"], STAT_INDEX["l2"]
+_NAN, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["neg_inf"]
 _TIMES: Final = tuple(f"time.{name}" for name in PHASES)
 
 
@@ -53,6 +57,7 @@ class Draft:
             values=columns.values,
             hashes=columns.hashes,
             hists=columns.hists,
+            has_bad=self.rows is not None and bool(np.count_nonzero(columns.values[:, _NAN : _NEG_INF + 1])),
             scalars=tuple(self.scalars),
             batches=self._stamp_batches() if self.batches else (),
             faults=faults,
@@ -62,15 +67,13 @@ class Draft:
         layout = self.layout
         if self.rows is None:
             return Columns(layout.packed, _NO_VALUES, None, None), layout
+        self.rows.repeat(layout.copies)  # several sites, one tensor
         columns = Columns(layout.packed, *self.rows.to_arrays())
-        copy_rows(columns, layout)
         if self.has_repeats:
             columns = merge_repeats(drop_unseen(columns))
             layout = Layout(columns.keys.tolist(), [])
         if len(layout.grads):
-            numbers = columns.values[layout.grads]
-            norms = numbers[numbers[:, STAT_INDEX["count"]] > 0, STAT_INDEX["l2"]]
-            self.scalars.append(Scalar("grad_norm", math.sqrt(float(np.square(norms).sum()))))
+            self.scalars.append(Scalar("grad_norm", _add_norms(columns.values, layout.grads)))
         return columns, layout
 
     def _stamp_batches(self) -> tuple[Batch, ...]:
@@ -85,3 +88,12 @@ class Draft:
             )
             for batch in self.batches
         )
+
+
+def _add_norms(values: NDArray[np.float64], rows: NDArray[np.intp]) -> float:
+    """Return the norm of several gradients together, from theirs; an empty one has none."""
+    total = math.hypot(*values[:, _L2][rows].tolist())
+    if math.isfinite(total):
+        return total
+    norms = values[rows[values[rows, _COUNT] > 0], _L2]
+    return math.sqrt(float(np.square(norms).sum()))

@@ -103,9 +103,10 @@ class Case:
             self._layout = record.kinds
             self.kinds.update(KINDS[kind] for kind in np.unique(record.kinds).tolist())
         self.has_hashes = self.has_hashes or record.hashes is not None
-        counts = record.values[:, 1:4]
-        if counts.any():
-            self._add_bad(record, np.flatnonzero(counts.any(axis=1)))
+        if record.has_bad:
+            rows = np.flatnonzero(record.values[:, 1:4].any(axis=1))
+            if len(rows):
+                self._add_bad(record, rows)
 
     def _add_bad(self, record: StepRecord, rows: NDArray[np.intp]) -> None:
         self.bad_steps.add(record.step)

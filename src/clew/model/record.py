@@ -103,6 +103,8 @@ class StepRecord:
     scalars: tuple[Scalar, ...] = ()
     batches: tuple[Batch, ...] = ()
     faults: tuple[Fault, ...] = ()
+    has_bad: bool = True
+    """Whether some row may hold a NaN or an infinity; False where that was looked at."""
 
     def __len__(self) -> int:
         return len(self.sites)

@@ -388,7 +388,7 @@ static PyObject *measure_updates(PyObject *module, PyObject *const *args, Py_ssi
 
 PyDoc_STRVAR(measure_memory_doc, "measure_memory(address, type, count, row, hash, hist)\n\n"
                                  "Measure elements of a numbered type that lie one after another, in the calling thread;\n"
-                                 "the one way in that needs no torch, for readers of files.");
+                                 "needs no torch, for readers of files.");
 
 static PyObject *measure_memory(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
@@ -521,6 +521,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_glance.h"
 #include "_tray.h"
 #include "_leaf.h"
+#include "_pack.h"
 
 static PyMethodDef methods[] = {
     FAST("configure", configure, configure_doc),
@@ -529,6 +530,7 @@ static PyMethodDef methods[] = {
     FAST("measure_updates", measure_updates, measure_updates_doc),
     FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
+    FAST("pack_histograms", pack_histograms, pack_histograms_doc),
     FAST("find_bad", find_bad, find_bad_doc),
     FAST("list_stale", list_stale, list_stale_doc),
     FAST("take", take, take_doc),

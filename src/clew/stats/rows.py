@@ -51,6 +51,13 @@ class CutRows(NamedTuple):
     hashes: bytearray | None
     hists: bytearray | None
 
+    def repeat(self, copies: list[tuple[int, int]]) -> None:
+        """Give rows what earlier rows have, each pair a row and the earlier one."""
+        for part, width in ((self.values, ROW_BYTES), (self.hashes, 8), (self.hists, HIST_BYTES)):
+            if part is not None:
+                for row, earlier in copies:
+                    part[row * width : (row + 1) * width] = part[earlier * width : (earlier + 1) * width]
+
     def to_arrays(
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.uint64] | None, NDArray[np.uint32] | None]:
