@@ -91,15 +91,27 @@ class CheckpointProbe:
     def _see_root(self, _module: torch.nn.Module, *_: Any) -> None:
         if not torch.is_grad_enabled():
             self._evaluated.add(self.recorder.step)
+        self._expect_models()
+
+    def _expect_models(self) -> None:
+        """Look at the weights before the next step where there are new models, or new weights in one."""
+        registry, listeners = self.recorder.registry, self.events.on_stepping
+        if (
+            len(registry.trees),
+            len(registry.tensors),
+        ) != self._sizes and self._see_stepping not in listeners:
+            listeners.append(self._see_stepping)
 
     def _see_stepping(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         self._find_models()
         for model in self._models:
             if not model.states:
                 self._keep(model, self.recorder.step - 1)
+        self.events.on_stepping.remove(self._see_stepping)
 
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         if self.recorder.step < _EVERY_STEP or self.recorder.probing:
+            self._expect_models()
             self._keep_all(self.recorder.step)
 
     def _keep_all(self, step: int) -> None:

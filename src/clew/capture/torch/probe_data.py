@@ -37,6 +37,7 @@ _MOST_LABELS: Final = 4096
 _FEWEST_LABELS: Final = 256
 _ROW_NUMBERS: Final = 64
 _ORDER_ROWS: Final = 64
+_FEWEST_IN_ORDER: Final = 8
 _GLANCE: Final = 16
 _MOST_NODES: Final = 60
 _MOST_STEPS: Final = 400
@@ -79,7 +80,8 @@ class DataProbe:
         self._labels: list[float] = []
         self._borders: list[bool] = []
         self._order_step = -1
-        self._smoothness: list[float] = []
+        self._rows: list[tuple[int, bytes, np.dtype[Any]]] = []
+        """Of each of the first batches how many rows, some numbers of each, and their type."""
         self._is_counting = True
 
     def install(self, patches: Patches) -> None:
@@ -230,15 +232,10 @@ class DataProbe:
     # ---------------------------------------------------------------- the order of labels
 
     def _see_order(self, rows: torch.Tensor) -> None:
-        """Keep how near neighbours are to each other: windows of one series are, samples of a class are not."""
-        if len(self._smoothness) >= _MOST_NOTES or len(rows) < 8:
-            return
-        memory, dtype = sample_rows(rows[:_ORDER_ROWS], _ROW_NUMBERS)
-        some = np.frombuffer(memory, dtype).reshape(min(len(rows), _ORDER_ROWS), -1).astype(np.float64)
-        half = len(some) // 2
-        near, far = _find_distance(some, 1), _find_distance(some, half)
-        if far > 0:
-            self._smoothness.append(near / far)
+        """Keep some numbers of the rows: they tell later how near neighbours are to each other."""
+        if len(self._rows) < _MOST_NOTES and len(rows) >= _FEWEST_IN_ORDER:
+            some = rows[:_ORDER_ROWS]
+            self._rows.append((len(some), *sample_rows(some, _ROW_NUMBERS)))
 
     def _see_loss(self, loss: torch.Tensor) -> None:
         if loss.grad_fn is None:
@@ -280,18 +277,28 @@ class DataProbe:
             return
         changes = sum(map(ne, labels, islice(labels, 1, None)))
         expected = 1 - sum((count / len(labels)) ** 2 for count in counts.values())
+        rate = changes / (len(labels) - 1)
         self._is_counting = expected < 0.1 or len(labels) < 2 * _FEWEST_LABELS
         self.recorder.note(
             "label-order",
             {
                 "labels": len(labels),
                 "classes": len(counts),
-                "change_rate": changes / (len(labels) - 1),
+                "change_rate": rate,
                 "expected_rate": expected,
                 "border_rate": sum(self._borders) / max(len(self._borders), 1),
-                "neighbours": min(self._smoothness, default=1.0),
+                "neighbours": self._compare_neighbours() if rate < 0.5 * expected else 1.0,
             },
         )
+
+    def _compare_neighbours(self) -> float:
+        """Return how near neighbours are, by the distance of others: windows of one series are, samples are not."""
+        found: list[float] = []
+        for count, memory, dtype in self._rows:
+            rows = np.frombuffer(memory, dtype).reshape(count, -1).astype(np.float64)
+            near, far = _find_distance(rows, 1), _find_distance(rows, count // 2)
+            found += [near / far] if far > 0 else []
+        return min(found, default=1.0)
 
 
 def _find_distance(rows: NDArray[np.float64], apart: int) -> float:

@@ -41,6 +41,7 @@ _MOST_ELEMENTS: Final = 1 << 16
 _MOST_LEAF_NOTES: Final = 3
 _MOST_TERMS: Final = 12
 _MOST_OUTPUTS: Final = 32
+_QUIET_OUTPUTS: Final = 3
 _ROWS: Final = 64
 _ABOVE_ONE: Final = 1e-3
 _MAX: Final = STAT_INDEX["max"]
@@ -108,11 +109,13 @@ class LossProbe:
             # Nothing is looked at now, unless the loss is bad or new: then its graph ends here.
             node = output.grad_fn
             if node is not None:
+                del self._outputs[:-_QUIET_OUTPUTS]
                 self._outputs.append(
                     new_tuple(_Output, (node._sequence_nr(), 0.0, output.shape, False, False))
                 )
             return
         self._models.setdefault(id(module), weakref.ref(module))
+        self._await_end([])
         given = list_leaves((args, kwargs))
         is_trained = any(leaf.requires_grad for leaf in given)
         is_first = self.recorder.schedule.is_first(self.recorder.step, steps=_FIRST_LOSSES)
@@ -156,14 +159,19 @@ class LossProbe:
             return is_first(step, steps=_LOOKS) or min(self._looks.values(), default=0) < _LOOKS
         return not is_first(step, steps=_FIRST_STEPS)
 
+    def _await_end(self, outputs: list[_Output]) -> None:
+        """Hear of the end of the pass that this call or loss leads to; ``outputs`` are those that belong to it."""
+        if self._see_pass not in self.recorder.on_pass:
+            self.recorder.on_pass.append(self._see_pass)
+            self._outputs = outputs
+
     def _see_pass(self, begins: bool) -> None:
         if begins:
             return
-        if self._outputs:
-            self._outputs.clear()
-            self._tokens.clear()
-        if not self._terms and not self._handles:
-            return
+        if not self._is_following():
+            self.recorder.on_pass.remove(self._see_pass)
+        self._outputs.clear()
+        self._tokens.clear()
         for handle in self._handles:
             handle.remove()
         if self._terms:
@@ -183,6 +191,7 @@ class LossProbe:
         if head in self._known and not self._is_following() and not _is_bad(loss):
             return  # and had it changed further in, all probes would look again
         if self._should_look(loss, head):
+            self._await_end(self._outputs)
             self._look(loss)
 
     def _should_look(self, loss: torch.Tensor, head: _Head) -> bool:

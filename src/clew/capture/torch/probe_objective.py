@@ -108,11 +108,13 @@ class _Reach:
     def __init__(self) -> None:
         self.walks = 0
         self.furthest = 0
+        self.is_plain = False
+        """Whether the first whole walk has found the end itself, and nothing further in."""
 
     def begin(self) -> int:
         """Return how many nodes to look at: most of them are the model's, and only now and then looked through."""
         self.walks += 1
-        is_whole = self.walks <= _SINGLE_NOTES or self.walks % _WHOLE_WALKS == 0
+        is_whole = self.walks <= (1 if self.is_plain else _SINGLE_NOTES) or self.walks % _WHOLE_WALKS == 0
         return _MOST_NODES if is_whole else self.furthest + 1
 
     def is_short(self) -> bool:
@@ -159,6 +161,7 @@ class ObjectiveProbe:
             if read is None or not self.saved.may_read(node):
                 continue
             reach.furthest = max(reach.furthest, position)
+            reach.is_plain = not reach.furthest
             try:
                 with torch.no_grad():
                     read(node, loss)
