@@ -149,3 +149,23 @@ def test_weights_without_values_are_passed_over(tmp_path):
     record = clew.open_run(run.path)
     assert record.faults() == []
     assert len(record.scalars()["loss"]) == 3
+
+
+def test_a_model_on_the_meta_device_beside_the_training_is_no_fault(tmp_path):
+    """Its shapes may be what somebody counts operations or memory with, in steps of its own."""
+    with torch.device("meta"):
+        skeleton = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    imagined = torch.optim.Adam(skeleton.parameters(), lr=0.1)
+    targets = torch.zeros(8, dtype=torch.long, device="meta")
+    with clew.watch(out=str(tmp_path), name="run") as run:
+        for _ in range(4):
+            imagined.zero_grad()
+            loss = torch.nn.functional.cross_entropy(skeleton(torch.randn(8, 4, device="meta")), targets)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(skeleton.parameters(), 1.0)
+            imagined.step()
+            train(model, [torch.randn(8, 4)], lambda out: out.square().mean())
+    record = clew.open_run(run.path)
+    assert record.faults() == []
+    assert len(record.scalars()["loss"]) == 4

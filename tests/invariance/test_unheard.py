@@ -90,3 +90,44 @@ def test_a_tensor_class_hears_what_it_hears_without_clew(tmp_path):
     train(None, watched=True, folder=tmp_path, make_batch=make)
     assert len(plain) > 30
     assert under_clew == plain
+
+
+def fit_with_own_class(*, watched, folder, updates, **settings):
+    """Train a model whose parameter and buffers are of a class that hears; return what it heard."""
+    torch.manual_seed(0)
+    HearingTensor.heard = heard = []
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    model.register_buffer("weighting", torch.ones(3).as_subclass(HearingTensor))
+    model[1].running_mean = model[1].running_mean.as_subclass(HearingTensor)
+    model[2].weight = torch.nn.Parameter(model[2].weight.detach().as_subclass(HearingTensor))
+    optimizer = None if updates == "by hand" else torch.optim.AdamW(model.parameters(), lr=0.01)
+    given = (model,) if optimizer is None else (model, optimizer)
+    with clew.watch(*given, out=folder, budget="off", **settings) if watched else contextlib.nullcontext():
+        for _ in range(30):
+            loss = (model(torch.randn(8, 4)) * model.weighting).square().mean()
+            loss.backward()
+            if optimizer is None:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.1 * parameter.grad
+            else:
+                optimizer.step()
+            model.zero_grad()
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("updates", "settings"),
+    [
+        ("by an optimizer", {"snapshots": "auto"}),
+        ("by an optimizer", {"snapshots": "every:3", "kinds": "all"}),
+        ("by hand", {"snapshots": "auto"}),
+    ],
+)
+def test_parameters_and_buffers_of_a_class_of_the_users_hear_what_they_hear_without_clew(
+    updates, settings, tmp_path
+):
+    plain = fit_with_own_class(watched=False, folder=tmp_path, updates=updates)
+    under_clew = fit_with_own_class(watched=True, folder=tmp_path, updates=updates, **settings)
+    assert len(plain) > 30
+    assert under_clew == plain

@@ -55,6 +55,11 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
+def is_about_meta(error: Exception) -> bool:
+    """Return whether torch raised because numbers were asked of a tensor on the meta device, which has none."""
+    return isinstance(error, RuntimeError) and "meta tensor" in str(error)
+
+
 def read(tensor: torch.Tensor) -> Reading:
     """Return the numbers of any tensor as a dense one of real numbers; call it inside ``undisturbed()``."""
     tensor = _unwrap(tensor)

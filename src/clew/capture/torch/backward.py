@@ -164,7 +164,8 @@ class BackwardLens:
                 is_unowned = not self.optimizers.owns_parameters()
                 recorder.flight.mark_backward(is_last=is_unowned)
                 if recorder.due and is_unowned:
-                    self._record_unowned()
+                    with torch._C.DisableTorchFunction():
+                        self._record_unowned()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "end of backward", step=recorder.step)
         finally:

@@ -152,10 +152,11 @@ class Flight:
         references = self._references if self.recorder.due else self._outermost
         bad = KERNEL.find_bad(references, of_gradients) if KERNEL is not None else _UNKNOWN
         if bad == _UNKNOWN:
-            living = [reference() for reference in references]
-            bad = self._find_bad_slowly(
-                [each.grad if each is not None and of_gradients else each for each in living]
-            )
+            with undisturbed():
+                living = [reference() for reference in references]
+                bad = self._find_bad_slowly(
+                    [each.grad if each is not None and of_gradients else each for each in living]
+                )
         if bad < 0:
             return ""
         return next(entry.name for entry in self._small if entry.ref is references[bad])

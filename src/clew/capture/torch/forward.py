@@ -199,8 +199,9 @@ class ForwardLens:
 
     def _record_inputs(self, entry: ModuleEntry, args: Any, kwargs: Any, tag: int) -> None:
         given = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
-        for path, leaf in walk(given):
-            self.recorder.measure(leaf, self._leaf_site(entry, path), tag | KIND_INPUT)
+        with torch._C.DisableTorchFunction():
+            for path, leaf in walk(given):
+                self.recorder.measure(leaf, self._leaf_site(entry, path), tag | KIND_INPUT)
 
     def _leaf_site(self, entry: ModuleEntry, path: str) -> int:
         if not path:

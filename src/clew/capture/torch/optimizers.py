@@ -213,8 +213,9 @@ class OptimizerLens:
                 entry.stepped = recorder.serial
                 entry.steps += 1
                 if recorder.due and _closure_of(args, kwargs) is not None:
-                    self._pairs_of(entry, optimizer)
-                    self._measure_grads(entry)
+                    with torch._C.DisableTorchFunction():
+                        self._pairs_of(entry, optimizer)
+                        self._measure_grads(entry)
                 self._record_numbers(entry, optimizer)
                 if recorder.due:
                     self._measure_after(entry, optimizer)
@@ -250,13 +251,14 @@ class OptimizerLens:
     ) -> None:
         """Measure what the optimizer is about to use."""
         recorder = self.recorder
-        pairs = self._pairs_of(entry, optimizer)
-        if recorder.wants["param"]:
-            recorder.measure_keyed(entry.tensors, entry.param_keys)
-        if with_grads:
-            self._measure_grads(entry)
-        if recorder.wants["update"]:
-            take_shadows(pairs)
+        with torch._C.DisableTorchFunction():  # parameters may be of a class that hears what it is asked
+            pairs = self._pairs_of(entry, optimizer)
+            if recorder.wants["param"]:
+                recorder.measure_keyed(entry.tensors, entry.param_keys)
+            if with_grads:
+                self._measure_grads(entry)
+            if recorder.wants["update"]:
+                take_shadows(pairs)
 
     def _measure_grads(self, entry: OptimizerEntry) -> None:
         recorder = self.recorder
@@ -273,19 +275,23 @@ class OptimizerLens:
         recorder = self.recorder
         if not recorder.owner.is_shared and (name := recorder.flight.find_bad(of_gradients=False)):
             recorder.report_bad("parameter", name)
-        pairs = self._pairs_of(entry, optimizer)
-        if recorder.wants["update"]:
-            moved = [(e, t, e.shadow) for e, t in pairs if e.shadow is not None and e.shadow_version >= 0]
-            shadows = [shadow for _, _, shadow in moved if shadow is not None]
-            held = [local_part(tensor) for _, tensor, _ in moved]
-            keys = [e.site << SITE_SHIFT | KIND_UPDATE for e, _, _ in moved]
-            recorder.measure_updates(held, shadows, keys)
-            for moved_entry, tensor, _ in moved:
-                moved_entry.shadow_version = tensor._version
-        if recorder.wants["buffer"]:
-            self._measure_buffers()
-        if recorder.wants["state"]:
-            self._measure_state(pairs, optimizer)
+        with torch._C.DisableTorchFunction():
+            pairs = self._pairs_of(entry, optimizer)
+            if recorder.wants["update"]:
+                self._measure_updates(pairs)
+            if recorder.wants["buffer"]:
+                self._measure_buffers()
+            if recorder.wants["state"]:
+                self._measure_state(pairs, optimizer)
+
+    def _measure_updates(self, pairs: list[Pair]) -> None:
+        moved = [(e, t, e.shadow) for e, t in pairs if e.shadow is not None and e.shadow_version >= 0]
+        shadows = [shadow for _, _, shadow in moved if shadow is not None]
+        held = [local_part(tensor) for _, tensor, _ in moved]
+        keys = [e.site << SITE_SHIFT | KIND_UPDATE for e, _, _ in moved]
+        self.recorder.measure_updates(held, shadows, keys)
+        for moved_entry, tensor, _ in moved:
+            moved_entry.shadow_version = tensor._version
 
     def _measure_buffers(self) -> None:
         recorder = self.recorder

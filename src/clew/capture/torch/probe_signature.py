@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from functools import partial
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.torch.glance import stamp
 from clew.capture.torch.leaves import list_leaves
+from clew.capture.torch.unheard import ask_unheard
 from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 FORWARD, QUIET, BACKWARD, CLEARED, STEP, CLIPPED, SCALED, SCALER_STEP, SEEDED = range(1, 10)
 """What can happen in a loop; a quiet call is one without gradients or in eval mode."""
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+"""Tensors that hear nothing of what they are asked."""
 
 _SETTLING: Final = 5
 """Steps at the start, and after a change, in which whatever is new belongs to it."""
@@ -84,7 +89,7 @@ class _Followed:
 class _Held:
     """An optimizer: the parameters that are followed, some in each of its steps."""
 
-    __slots__ = ("at", "groups", "parameters", "parts", "ref", "usual")
+    __slots__ = ("at", "groups", "parameters", "parts", "ref", "stamp", "usual")
 
     def __init__(self, ref: weakref.ref[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
         self.ref = ref
@@ -95,6 +100,8 @@ class _Held:
         followed = [_Followed(parameter) for parameter in chosen]
         self.parts = [followed[at : at + _AT_ONCE] for at in range(0, len(followed), _AT_ONCE)] or [[]]
         self.parameters = [[each.parameter for each in part] for part in self.parts]
+        is_plain = all(type(parameter) in _PLAIN for parameter in chosen)
+        self.stamp = stamp if is_plain else partial(ask_unheard, stamp)
         self.usual: list[list[int | None] | None] = [None] * len(self.parts)
         """Versions of the gradients of each part that need no closer look."""
 
@@ -274,7 +281,7 @@ class Signature:
             held = self._follow(optimizer)
         turn = held.at = held.at + 1 if held.at + 1 < len(held.parts) else 0
         part, steps = held.parts[turn], self._steps
-        versions = [None if now is None else now[1] for now in stamp(held.parameters[turn])]
+        versions = [None if now is None else now[1] for now in held.stamp(held.parameters[turn])]
         if versions == held.usual[turn]:
             for each in part:
                 each.at = steps

@@ -31,7 +31,7 @@ from clew.capture.turns import take_turns
 from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord, new_tuple
 from clew.model.schema import KIND_INDEX
-from clew.stats.readable import undisturbed, unheard
+from clew.stats.readable import is_about_meta, undisturbed, unheard
 from clew.stats.rows import KERNEL, Rows
 
 if TYPE_CHECKING:
@@ -313,13 +313,16 @@ class Recorder:
         """Take a number of this step; one that lives on a device is fetched when the step ends."""
         if isinstance(value, torch.Tensor):
             with unheard():
-                self.waiting.append((name, value.detach(), ordinal))
+                if not value.is_meta:
+                    self.waiting.append((name, value.detach(), ordinal))
         else:
             self.scalars.append(Scalar(name, float(value), ordinal))
 
     def add_loss(self, value: torch.Tensor) -> None:
         """Take the loss of a backward root from wherever it lies."""
         with undisturbed():
+            if value.is_meta:
+                return
             if value.device.type != "cpu":
                 self.waiting.append(("loss", value.detach(), self.losses))
                 self.losses += 1
@@ -358,6 +361,8 @@ class Recorder:
             try:
                 probe(*what)
             except Exception as error:  # noqa: BLE001 - ours to answer for
+                if is_about_meta(error):
+                    continue  # there is nothing to learn from such a model, and nothing wrong with the probe
                 probes.remove(probe)
                 self.guard.fault(error, f"probe {getattr(probe, '__qualname__', probe)}", step=self.step)
 

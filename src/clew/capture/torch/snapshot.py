@@ -360,7 +360,8 @@ class SnapshotLens:
 
     def _choose_period(self) -> int:
         if self.every is None or not self.taken:
-            size = sum(_size(tensor) for _, tensor in states.name_tensors(self.recorder.registry))
+            with unheard():
+                size = sum(_size(tensor) for _, tensor in states.name_tensors(self.recorder.registry))
             # Adam keeps two numbers for each weight; what it really costs is known after the first.
             self._size = 3 * size
             self._cost = _BASE_SECONDS + self._size * _BYTE_SECONDS
