@@ -72,3 +72,24 @@ def test_left_out_steps_of_any_optimizer_are_told(make, record):
     assert memory.scalars("scaler.scale") == [(0, 4.0), (1, 4.0), (2, 2.0)]
     assert set(memory.names(kind="param")) == {"weight", "bias"}
     assert [step for step, _ in memory.scalars("lr")] == [0, 1, 2]
+
+
+def test_gradients_of_a_fused_optimizer_are_told_without_the_scale(record):
+    """It takes the scale off by itself, inside its step: no gradient of the program ever is without it."""
+
+    def train(**options):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer, scaler = torch.optim.Adam(model.parameters(), 0.1, **options), torch.amp.GradScaler("cpu")
+        with record(model) as memory:
+            for _ in range(3):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.ones(4, 3)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return [row[-1] for row in memory.rows(kind="grad")]
+
+    fused, plain = train(fused=True), train(fused=False)
+    assert len(fused) == len(plain) == 6
+    for one, other in zip(fused, plain, strict=True):
+        assert one == pytest.approx(other, nan_ok=True)

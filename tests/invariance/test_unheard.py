@@ -109,7 +109,7 @@ def fit_with_own_class(*, watched, folder, updates, **settings):
             if optimizer is None:
                 with torch.no_grad():
                     for parameter in model.parameters():
-                        parameter -= 0.1 * parameter.grad
+                        parameter.sub_(0.1 * parameter.grad)
             else:
                 optimizer.step()
             model.zero_grad()

@@ -10,7 +10,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.clock import BACKWARD, CLEW
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.patches import step_aside
 from clew.capture.torch.recorder import KIND_GRAD, KIND_LOSS, KIND_PARAM
 from clew.capture.torch.roots import is_transformed
@@ -83,8 +83,32 @@ class BackwardLens:
         before = self._begin(tensors, is_root=is_root)
         try:
             return original(tensors, *args, **kwargs)
+        except BaseException:
+            if is_root and self.recorder.in_backward == 1:
+                self._note_failure(tensors)
+            raise
         finally:
             self._end(before, is_root=is_root)
+
+    def _note_failure(self, tensors: Any) -> None:
+        """A pass has raised; if the script bears with that, the loss of its next pass is the one of the step."""
+        recorder, serial = self.recorder, self.recorder.serial
+        try:
+            with unheard():
+                failed = sum(leaf.numel() == 1 for leaf in list_leaves(tensors))
+        except Exception as error:  # noqa: BLE001 - ours to answer for, while another one is on its way
+            recorder.guard.fault(error, "a backward that failed", step=recorder.step)
+            return
+        kept = max(0, recorder.losses - failed)
+
+        def forget(begins: bool) -> None:
+            if not begins:
+                return
+            recorder.on_pass.remove(forget)
+            if recorder.serial == serial:
+                recorder.forget_losses(kept)
+
+        recorder.on_pass.append(forget)
 
     def _make_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:

@@ -21,7 +21,7 @@ from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND
 from clew.capture.torch.shadow import take_shadows
 from clew.capture.torch.uncompiled import uncompiled
 from clew.capture.torch.unheard import has_dispatch_mode, is_heard
-from clew.stats.readable import unheard
+from clew.stats.readable import undisturbed, unheard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,12 +46,15 @@ class OptimizerEntry:
         "first_group",
         "grad_keys",
         "identities",
+        "is_placed",
         "known_groups",
+        "made_at",
         "numbers",
         "pairs",
         "param_keys",
         "rates",
         "ref",
+        "sites",
         "stepped",
         "steps",
         "tensors",
@@ -67,6 +70,11 @@ class OptimizerEntry:
         self.stepped = -1
         self.steps = 0
         self.was_found = False
+        self.is_placed = False
+        """Whether it was looked at whose numbers this one goes on with."""
+        self.made_at = -1
+        """The serial of the first step that it may be there for."""
+        self.sites: tuple[int, ...] = ()
         self.pairs: list[Pair] = []
         self.tensors: list[torch.Tensor] = []
         self.param_keys: list[int] = []
@@ -89,6 +97,8 @@ class OptimizerLens:
         self.events: LoopEvents | None = None
         """Tells the probes of steps; without hooks of its own, since torch calling an idle one takes time."""
         self._groups = 0
+        self._places: dict[Any, dict[int, Callable[[], torch.optim.Optimizer | None]]] = {}
+        """By kind of optimizer and what it holds, the numbers of first groups and who last went by them."""
         self._before = 0
         self._owned_at = (-1, -1)
         self._owned = False
@@ -128,7 +138,7 @@ class OptimizerLens:
             # The entry holds the parameters: it goes with its optimizer, or an old model would stay in memory.
             entries = self.entries
             entry = entries[key] = OptimizerEntry(optimizer, self._groups, lambda _: entries.pop(key, None))
-            entry.was_found = was_found
+            entry.was_found, entry.made_at = was_found, self.recorder.serial + self.recorder.closing
             self._groups += len(optimizer.param_groups)
         return entry
 
@@ -215,7 +225,7 @@ class OptimizerLens:
                 if recorder.due and _closure_of(args, kwargs) is not None:
                     with torch._C.DisableTorchFunction():
                         self._pairs_of(entry, optimizer)
-                        self._measure_grads(entry)
+                        self._measure_grads(entry, optimizer)
                 self._record_numbers(entry, optimizer)
                 if recorder.due:
                     self._measure_after(entry, optimizer)
@@ -256,20 +266,28 @@ class OptimizerLens:
             if recorder.wants["param"]:
                 recorder.measure_keyed(entry.tensors, entry.param_keys)
             if with_grads:
-                self._measure_grads(entry)
+                self._measure_grads(entry, optimizer)
             if recorder.wants["update"]:
                 take_shadows(pairs)
 
-    def _measure_grads(self, entry: OptimizerEntry) -> None:
+    def _measure_grads(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
         if not recorder.wants["grad"]:
             return
+        # A fused optimizer takes GradScaler's scale off by itself, inside its step.
+        scale = getattr(optimizer, "grad_scale", None)
         grads = [tensor.grad for tensor in entry.tensors]
         kept = [grad for grad in grads if grad is not None]
         keys = entry.grad_keys
         if len(kept) < len(grads):
             keys = [key for grad, key in zip(grads, keys, strict=True) if grad is not None]
-        recorder.measure_keyed(kept, keys)
+        if scale is None:
+            recorder.measure_keyed(kept, keys)
+            return
+        for grad, key in zip(kept, keys, strict=True):  # one at a time, which takes little memory
+            with undisturbed():
+                unscaled = grad / scale.to(grad.device)
+            recorder.measure_keyed([unscaled], [key])
 
     def _measure_after(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
@@ -326,6 +344,8 @@ class OptimizerLens:
                 if not self.recorder.due or groups == known:
                     self.recorder.scalars += entry.rates
                     return
+        if not entry.is_placed:
+            self._take_place(entry, optimizer)
         groups = [{**group} for group in optimizer.param_groups]
         taken = len(self.recorder.scalars)
         for index, group in enumerate(groups):
@@ -338,6 +358,24 @@ class OptimizerLens:
         )
         entry.known_groups = groups if is_plain else []
         entry.rates = [scalar for scalar in self.recorder.scalars[taken:] if scalar.name == "lr"]
+
+    def _take_place(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer that is made anew, say in each epoch, go on with the numbers of the one it stands for.
+
+        That is one of the same kind with the same parameters that has not stepped since this one was made.
+        """
+        count, entry.is_placed = len(optimizer.param_groups), True
+        self._pairs_of(entry, optimizer)
+        places = self._places.setdefault((type(optimizer), count, entry.sites), {})
+        living = {first: self.entries.get(id(ref())) for first, ref in places.items()}
+        free = [first for first, each in living.items() if each is None or each.stepped < entry.made_at]
+        first = free[0] if free else entry.first_group
+        before = living.get(first)
+        if before is not None:  # should it step again, there are two of them, and it is numbered anew
+            before.is_placed, before.first_group, before.known_groups = False, self._groups, []
+            self._groups += count
+        entry.first_group = first
+        places[first] = entry.ref
 
     def _record_number(self, entry: OptimizerEntry, key: str, value: Any, ordinal: int) -> None:
         recorder = self.recorder
@@ -361,6 +399,7 @@ class OptimizerLens:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             self.discover(parameters)
             entries = self.recorder.registry.name_parameters(parameters, f"optimizer{entry.first_group}")
+            entry.sites = tuple(each.site for each in entries)
             entry.pairs = [(e, p) for e, p in zip(entries, parameters, strict=True) if e.wanted]
             entry.tensors = [parameter for _, parameter in entry.pairs]
             entry.param_keys = [e.site << SITE_SHIFT | KIND_PARAM for e, _ in entry.pairs]

@@ -340,6 +340,12 @@ class Recorder:
         if number - number != 0.0:  # NaN or infinite
             self.report_bad("loss", "loss")
 
+    def forget_losses(self, kept: int) -> None:
+        """Take back all but the first losses of this step: their backward passes have raised."""
+        self.scalars = [each for each in self.scalars if each.name != "loss" or each.ordinal < kept]
+        self.waiting = [each for each in self.waiting if each[0] != "loss" or each[2] < kept]
+        self.losses = kept
+
     def ask(self, probes: list[Callable[..., None]], *what: Any) -> None:
         """Call probes with what happened; one that fails is told of and never called again.
 
