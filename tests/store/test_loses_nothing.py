@@ -151,6 +151,22 @@ def test_a_quota_holds_and_the_loss_curve_goes_on_a_little(tmp_path):
     assert run.last_step > last
 
 
+def test_a_quota_holds_where_much_is_written_at_once(tmp_path):
+    """A fast training leaves more than a small quota between two flushes."""
+    said, quota = [], 400_000
+    writer = Writer(
+        tmp_path / "run", RunInfo("run"), quota_bytes=quota, flush_seconds=600, notice=said.append
+    )
+    writer.add_sites(make_sites())
+    for step in range(2000):
+        writer.put(noisy(step))
+    writer.close("complete")
+    assert said
+    assert said[0].startswith("the quota of 400,000 bytes is nearly used up")
+    assert folder_bytes(tmp_path / "run") <= quota
+    assert len(set(Run(tmp_path / "run").stats(columns=["l2"])["step"].tolist())) > 20
+
+
 def test_a_quota_counts_what_others_keep_in_the_folder(tmp_path):
     said = []
     writer = Writer(tmp_path / "run", RunInfo("run"), quota_bytes=1_000_000, notice=said.append)

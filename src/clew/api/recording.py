@@ -134,7 +134,7 @@ class Recording:
         self._crash.start()
         self._worker_stacks = WorkerStacks(self._crash)
         self._worker_stacks.start()
-        notes = NoteFile(self._writer.rank_folder)
+        notes = NoteFile(self._writer.rank_folder, quota_bytes=self.settings.quota_bytes)
         self._doctor = self._make_doctor(notes) if self.settings.doctor or self._watcher else None
         self._session = TorchSession(
             self.settings,

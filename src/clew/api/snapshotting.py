@@ -26,6 +26,6 @@ def keep_snapshots(
         limit = min(limit, settings.quota_bytes // 4)  # what they hold must not push the record out
     folder = SnapshotFolder(rank_folder, limit_bytes=limit, keep_batches=settings.keep_batches)
     writer = SnapshotWriter(folder, tell=tell)
-    lens = SnapshotLens(session.recorder, session.optimizers, writer, settings=settings)
+    lens = SnapshotLens(session.recorder, session.optimizers, writer, settings=settings, limit_bytes=limit)
     session.add_lens(lens)
     return lens

@@ -23,8 +23,9 @@ _UNSAFE = re.compile(r"[^\w.+=@-]+")
 class NoteFile:
     """Appends to the notes of one rank; a forked copy of the process writes nothing."""
 
-    def __init__(self, rank_folder: Path) -> None:
+    def __init__(self, rank_folder: Path, *, quota_bytes: int | None = None) -> None:
         self._folder = rank_folder
+        self._most = MOST_BYTES if quota_bytes is None else min(MOST_BYTES, quota_bytes // 4)
         self._pid = os.getpid()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -54,8 +55,8 @@ class NoteFile:
         if os.getpid() != self._pid or self.problem:
             return False
         self._bytes += size
-        if self._bytes > MOST_BYTES:
-            self.problem = f"notes and media reached {MOST_BYTES >> 20} MiB; later ones are not kept"
+        if self._bytes > self._most:
+            self.problem = f"notes and media reached {self._most:,} bytes; later ones are not kept"
             return False
         return True
 

@@ -43,6 +43,7 @@ PENDING_BYTES: Final = 8 << 20
 RESERVE_BYTES: Final = 128 << 10
 SITES_SECONDS: Final = 10.0
 OTHERS_SECONDS: Final = 5.0
+QUOTA_PORTIONS: Final = 32
 SEAL_FACTOR: Final = 1.5
 """While a tail is sealed it and its part lie on disk together; a part is less than half of its tail."""
 
@@ -252,13 +253,33 @@ class Writer:
         if not records or self.stopped:
             return
         self._write_faults([fault for record in records for fault in record.faults])
+        for some in self._portion(records):
+            self._append(some)
+        self._write_summary()
+        self._start_sealing()
+
+    def _append(self, records: list[StepRecord]) -> None:
+        if self.stopped:
+            return
         for name, rows in columns.columns_of(records).items():
             if len(rows["step"]) and not (name == "stats" and self._is_thin):
                 self._tables[name].append(rows)
         self._summary.add(records)
-        self._write_summary()
         self._hold_quota()
-        self._start_sealing()
+
+    def _portion(self, records: list[StepRecord]) -> list[list[StepRecord]]:
+        """Return the records in portions that each are small against the quota, which is looked at after each."""
+        if self._quota is None or sum(map(columns.record_bytes, records)) <= self._quota // QUOTA_PORTIONS:
+            return [records]
+        portions: list[list[StepRecord]] = [[]]
+        size = 0
+        for record in records:
+            size += columns.record_bytes(record)
+            if size > self._quota // QUOTA_PORTIONS and portions[-1]:
+                portions.append([])
+                size = columns.record_bytes(record)
+            portions[-1].append(record)
+        return portions
 
     def _write_sites(self) -> None:
         now = time.monotonic()
@@ -307,8 +328,10 @@ class Writer:
         """Stop the statistics shortly before the quota and everything at the quota: the loss curve is cheap."""
         if self._quota is None:
             return
-        own = sum(table.sealed_bytes + SEAL_FACTOR * table.tail_bytes for table in self._tables.values())
-        used = own + self._measure_others()
+        used = self._measure_use(self._quota)
+        if used >= 0.9 * self._quota and any(table.is_waiting for table in self._tables.values()):
+            self._seal()  # which makes room
+            used = self._measure_use(self._quota)
         if used >= self._quota:
             self._stop(f"the quota of {self._quota:,} bytes is used up: nothing more is recorded")
         elif used >= 0.9 * self._quota and not self._is_thin:
@@ -317,10 +340,16 @@ class Writer:
                 f"the quota of {self._quota:,} bytes is nearly used up: only scalars are recorded from now on"
             )
 
-    def _measure_others(self) -> int:
+    def _measure_use(self, quota: int) -> float:
+        own = sum(table.sealed_bytes + SEAL_FACTOR * table.tail_bytes for table in self._tables.values())
+        # Snapshots come in one piece: where that could matter, each look counts them anew.
+        return own + self._measure_others(is_old_enough=own < quota / 2)
+
+    def _measure_others(self, *, is_old_enough: bool) -> int:
         """Return the bytes that others keep in the rank's folder, looked at now and then."""
         now = time.monotonic()
-        if not self._others_seen or now - self._others_seen > OTHERS_SECONDS:
+        seconds = OTHERS_SECONDS if is_old_enough else self._flush_seconds / 2
+        if not self._others_seen or now - self._others_seen > seconds:
             tables_bytes = sum(layout.folder_bytes(table.folder) for table in self._tables.values())
             self._other_bytes = max(layout.folder_bytes(self.rank_folder) - tables_bytes, RESERVE_BYTES)
             self._others_seen = now

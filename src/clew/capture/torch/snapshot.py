@@ -110,7 +110,13 @@ class SnapshotLens:
     """Takes snapshots at the end of steps and keeps what the steps between them are given."""
 
     def __init__(
-        self, recorder: Recorder, optimizers: OptimizerLens, writer: Writer, *, settings: Settings
+        self,
+        recorder: Recorder,
+        optimizers: OptimizerLens,
+        writer: Writer,
+        *,
+        settings: Settings,
+        limit_bytes: int,
     ) -> None:
         self.recorder = recorder
         self.optimizers = optimizers
@@ -123,7 +129,10 @@ class SnapshotLens:
         self._is_one_of_many = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
         word, _, number = settings.snapshots.partition(":")
         self._fixed = int(number) if word == "every" else None
-        self._limit = settings.snapshot_bytes
+        self._limit = limit_bytes
+        # Batches that are written together must leave room for others, or they would push themselves out.
+        self._flush_bytes = min(_FLUSH_BYTES, limit_bytes // 4)
+        self._ring_bytes = min(_RING_BYTES, limit_bytes // 2)
         self._keep_batches = settings.keep_batches if settings.data else 0
         self._companions = Companions()
         self._random, self._before = RandomStates(), RandomStates()
@@ -284,10 +293,10 @@ class SnapshotLens:
             self._pending_bytes += entry.size_bytes
         self._given, self._is_whole = [], True
         waited = now - self._flushed_at > _FLUSH_SECONDS
-        if (waited or self._pending_bytes > _FLUSH_BYTES) and self._is_cheap():
+        if (waited or self._pending_bytes > self._flush_bytes) and self._is_cheap():
             self._flush()
         entries = self._entries
-        while entries and (self._pending_bytes > _RING_BYTES or len(entries) > self._keep_batches):
+        while entries and (self._pending_bytes > self._ring_bytes or len(entries) > self._keep_batches):
             self._pending_bytes -= entries.popleft().size_bytes
 
     def _make_entry(self, step: int) -> Entry:
