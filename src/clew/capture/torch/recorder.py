@@ -24,6 +24,7 @@ from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
 from clew.capture.torch.flight import Flight
+from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
 from clew.capture.torch.unheard import has_dispatch_mode
@@ -367,7 +368,7 @@ class Recorder:
             try:
                 probe(*what)
             except Exception as error:  # noqa: BLE001 - ours to answer for
-                if is_about_meta(error):
+                if is_about_meta(error) or _is_meta(what):
                     continue  # there is nothing to learn from such a model, and nothing wrong with the probe
                 probes.remove(probe)
                 self.guard.fault(error, f"probe {getattr(probe, '__qualname__', probe)}", step=self.step)
@@ -528,3 +529,11 @@ class Recorder:
     def is_child(self) -> bool:
         """Return whether this is a forked copy: nothing in it may write."""
         return os.getpid() != self._pid
+
+
+def _is_meta(what: tuple[Any, ...]) -> bool:
+    """Return whether something that a probe was asked about is on the meta device: a shape without numbers."""
+    parameters = [p for each in what if isinstance(each, torch.nn.Module) for p in each.parameters()]
+    optimizers = [each for each in what if isinstance(each, torch.optim.Optimizer)]
+    parameters += [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    return any(tensor.is_meta for tensor in (*list_leaves(what), *parameters))
