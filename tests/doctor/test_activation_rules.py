@@ -255,12 +255,33 @@ def table(scale):
     fit(model, (x * scale, y), optimizer=torch.optim.Adam(model.parameters()), steps=12)
 
 
+class Table(nn.Module):
+    """Choices as embeddings, side by side with columns of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.drop, self.body = nn.Embedding(4, 3), nn.Dropout(0.1), mlp(features=11)
+
+    def forward(self, x):
+        choices = self.drop(self.embed(x[:, 0].long()))
+        return self.body(torch.cat([choices, x], 1))
+
+
+def columns(scale):
+    x, y = blobs()
+    x[:, 0] = torch.randint(0, 4, (len(x),)).float()
+    x[:, 3] *= scale
+    model = Table()
+    fit(model, (x, y), optimizer=torch.optim.Adam(model.parameters()), steps=12)
+
+
 UNSCALED = {
     "pictures": lambda bad: on_pictures(255.0 if bad else 1.0),
     "flat pictures": lambda bad: flat(255.0 if bad else 1.0),
     "rows of bytes": lambda bad: rows_of_bytes(255.0 if bad else 1.0),
     "far from zero": lambda bad: on_pictures(1.0, offset=100.0 if bad else 0.0),
     "large numbers": lambda bad: table(1e5 if bad else 1.0),
+    "one column": lambda bad: columns(1e5 if bad else 1.0),
 }
 
 
@@ -269,7 +290,7 @@ def test_unscaled(judge, spelling):
     judged = judge(lambda: UNSCALED[spelling](True))
     assert judged.ids[:1] == ["D07"], judged
     assert len(judged.ids) == 1, judged
-    assert ("pixels" in judged["D07"].hint) == (spelling not in ("far from zero", "large numbers"))
+    assert ("pixels" in judged["D07"].hint) == (spelling in ("pictures", "flat pictures", "rows of bytes"))
     assert judge(lambda: UNSCALED[spelling](False)).ids == []
 
 

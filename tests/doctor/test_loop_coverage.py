@@ -314,6 +314,25 @@ def test_gradients_of_exactly_zero(judge):
     assert "between body.2.weight and head.weight has no slope" in judged["L08"].hint
 
 
+def test_a_loss_whose_weight_is_zero_for_a_while(judge):
+    """The body learns from the second loss alone; what the first one sees of it is detached."""
+    model = nn.ModuleDict({"body": mlp(classes=12), "again": nn.Linear(12, 8), "head": nn.Linear(12, 3)})
+    x, y = blobs()
+
+    def ramp():
+        optimizer = Adam(model.parameters(), lr=1e-3)
+        for step in range(24):
+            rows = torch.arange(step * 32, step * 32 + 32) % len(x)
+            hidden = model["body"](x[rows])
+            loss = F.cross_entropy(model["head"](hidden.detach()), y[rows])
+            loss = loss + (step > 14) * F.mse_loss(model["again"](hidden), x[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert judge(ramp).ids == []
+
+
 def test_everything_cut_is_told_at_once(judge):
     model = mlp(classes=1)
     opt = SGD(model.parameters(), lr=0.1)

@@ -132,6 +132,16 @@ def test_an_update_by_hand_that_only_gives_a_name_to_a_new_tensor(judge):
     assert "p -= lr * p.grad" in judged["O11"].hint
 
 
+def test_gradients_of_single_samples_that_are_only_measured(judge):
+    def survey():
+        model = mlp()
+        for at in range(20):
+            model.zero_grad()
+            F.cross_entropy(model(X[at : at + 1]), Y[at : at + 1]).backward()
+
+    assert judge(survey).ids == []
+
+
 def test_gradients_that_are_collected_before_an_update_by_hand(judge):
     """Many passes without a step, none of which clears what the others left."""
 

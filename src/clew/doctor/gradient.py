@@ -44,6 +44,8 @@ def vanishing_gradient(case: Case) -> Iterator[Found]:
         values = [medians[site] for site in layers]
         largest = max(values)
         if largest > 0 and values[0] < 1e-6 * largest and values[1] < 1e-5 * largest:
+            if values[0] == 0 and next(value for value in values if value > 0) > _FULL * largest:
+                continue  # from nothing to full size in one layer: what vanishes is small before it is 0
             yield Found(
                 int(ratios.steps[0]),
                 site=case.name(layers[0]),
@@ -82,8 +84,8 @@ def find_flat_start(case: Case) -> FlatStart | None:
     for root in dict.fromkeys(case.sites[site].root for site in medians):
         layers = _in_order(case, [site for site in medians if case.sites[site].root == root])
         count = next((at for at, site in enumerate(layers) if largest[site] > 0), len(layers))
-        if not 0 < count < len(layers):
-            continue
+        if not 0 < count < len(layers) or any(largest[site] == 0 for site in layers[count:]):
+            continue  # layers further on without a gradient: a loss that does not count yet
         is_full = medians[layers[count]] > _FULL * max(medians.values())
         if is_full and _follows(case, layers[count], layers[count - 1]):
             last, following = case.name(layers[count - 1]), case.name(layers[count])

@@ -68,6 +68,8 @@ def _is_unscaled(note: dict[str, Any]) -> bool:
     if not all(map(math.isfinite, (low, high, mean, std))):
         return False
     largest = max(abs(low), abs(high))
+    if note.get("is_joined"):
+        return largest > 1e4  # embeddings are among the numbers: only what no embedding is can be told
     if largest > 1e4 or (abs(mean) > 20 * std and abs(mean) > 1 and std > 0):
         return True
     return _is_image(note) and low >= 0 and 50 < high <= 255
@@ -103,5 +105,5 @@ def input_scaled_twice(case: Case) -> Iterator[Found]:
 
 
 def _is_tiny(note: dict[str, Any]) -> bool:
-    is_picture = len(note["shape"]) == 4 and note["shape"][1] in (1, 3, 4)
+    is_picture = not note.get("is_joined") and len(note["shape"]) == 4 and note["shape"][1] in (1, 3, 4)
     return is_picture and note["min"] >= 0 and 0 < note["max"] < 0.02

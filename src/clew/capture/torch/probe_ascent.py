@@ -6,9 +6,11 @@ there the way that a few weights went is compared with the gradient they had.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+
+from clew.capture.torch.leaves import list_leaves
 
 if TYPE_CHECKING:
     from clew.capture.torch.optimizers import OptimizerLens
@@ -86,6 +88,7 @@ class AscentProbe:
         self._passes = 0
         self._idle = 0
         self._is_told = False
+        self._is_batch = False
 
     def install(self, patches: Patches) -> None:
         """Begin to follow steps."""
@@ -93,6 +96,7 @@ class AscentProbe:
         patches.listen(self.events.on_stepping, self._see_stepping)
         patches.listen(self.events.on_stepped, self._see_stepped)
         patches.listen(self.recorder.on_pass, self._see_pass)
+        patches.listen(self.recorder.on_root, self._see_root)
         self.recorder.note("probe", {"probe": "ascent"})
 
     # ---------------------------------------------------------------- optimizers of one's own
@@ -130,12 +134,17 @@ class AscentProbe:
         if self._patches is not None and (
             self.optimizers.seen or self._passes > _MOST_PASSES or self._is_told
         ):
-            self._patches.hush((self,), (self.recorder.on_pass,))
+            self._patches.hush((self,), (self.recorder.on_pass, self.recorder.on_root))
         elif begins:
             self._see_moved()
         else:
             with torch.no_grad():
                 self._hand.keep(self._list_parameters())
+
+    def _see_root(self, _module: torch.nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
+        """Take in whether a model is given several samples; gradients of single ones are measured, mostly."""
+        if not self.optimizers.seen:
+            self._is_batch = any(leaf.dim() and leaf.shape[0] > 1 for leaf in list_leaves((args, kwargs)))
 
     def _see_moved(self) -> None:
         """A new pass begins: have the weights moved since the last one, and which way?"""
@@ -145,7 +154,7 @@ class AscentProbe:
         is_cleared = all(each.parameter.grad is None or not each.parameter.grad.any() for each in kept)
         with torch.no_grad():
             has_moved = self._hand.compare()
-        self._idle = -_MOST_PASSES if has_moved else self._idle + is_cleared
+        self._idle = -_MOST_PASSES if has_moved else self._idle + (is_cleared and self._is_batch)
         if self._hand.is_up is not None:
             self._tell(self._hand, {"optimizer": "", "type": "", "made": "", "others": 0})
         elif self._idle >= _IDLE_PASSES:

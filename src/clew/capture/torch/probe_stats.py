@@ -15,6 +15,7 @@ import torch
 from clew.capture.torch.glance import copy_numbers, glance
 from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.probe_direction import Direction
+from clew.capture.torch.probe_graph import feeder
 from clew.model.schema import STAT_INDEX
 from clew.stats.rows import Rows
 
@@ -29,6 +30,8 @@ _BLOCK: Final = 10
 """Batches that are judged together."""
 
 _INPUT_STEPS: Final = 3
+_EMBEDDING: Final = ("EmbeddingBackward0", "EmbeddingBagBackward0")
+_AROUND: Final = ("CatBackward0", "NativeDropoutBackward0", "MulBackward0", "DivBackward0")
 _FEW: Final = 8
 _SMALL: Final = 64
 _MOSTLY: Final = 0.9
@@ -232,12 +235,18 @@ class StatsProbe:
                 self._note_input(module, name, tensor)
             return self.recorder.step >= _INPUT_STEPS - 1
         form = _name_activation(node)
+        if not form and _is_table(node):
+            if self.recorder.step < _INPUT_STEPS:
+                self._note_input(module, name, tensor, is_joined=True)
+            return self.recorder.step >= _INPUT_STEPS - 1
         if form == "relu":
             units = 1 if isinstance(module, _CONVOLUTIONS) else tensor.dim() - 1
             return self._see_relu(f"{name} (input)", tensor, units)
         return self._see_bounded(f"{name} (input)", tensor, form) if form else True
 
-    def _note_input(self, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    def _note_input(
+        self, module: torch.nn.Module, name: str, tensor: torch.Tensor, *, is_joined: bool = False
+    ) -> None:
         self._row.measure(tensor, 0)
         row = self._row.values[0]
         stats = {stat: float(row[STAT_INDEX[stat]]) for stat in ("min", "max", "mean", "std")}
@@ -249,6 +258,7 @@ class StatsProbe:
                 "shape": list(tensor.shape),
                 "zero": float(row[STAT_INDEX["zero"]]) / tensor.numel(),
                 "is_whole": stats["max"] > 50 and _is_whole(tensor),
+                "is_joined": is_joined,
                 **stats,
             },
         )
@@ -425,6 +435,25 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     if rows.is_complex():
         rows = torch.view_as_real(rows.resolve_conj())
     return rows.reshape(len(rows), -1)[:, :_FEATURES].float()
+
+
+def _is_table(node: Any) -> bool:
+    """Return whether a tensor is made of raw columns beside embeddings of others, as those of a table are."""
+    if node.name() != "CatBackward0":
+        return False
+    parts = [feeder(node, at) for at in range(len(node.next_functions))]
+    return None in parts and all(part is None or _is_embedded(part) for part in parts)
+
+
+def _is_embedded(node: Any) -> bool:
+    """Return whether a tensor is an embedding, or several side by side, with or without dropout."""
+    for _ in range(4):
+        if node is None or node.name() in _EMBEDDING:
+            return node is not None
+        if node.name() not in _AROUND:
+            return False
+        node = feeder(node)
+    return False
 
 
 def _name_activation(node: Any) -> str:
