@@ -96,10 +96,8 @@ class CheckpointProbe:
     def _expect_models(self) -> None:
         """Look at the weights before the next step where there are new models, or new weights in one."""
         registry, listeners = self.recorder.registry, self.events.on_stepping
-        if (
-            len(registry.trees),
-            len(registry.tensors),
-        ) != self._sizes and self._see_stepping not in listeners:
+        sizes = (len(registry.trees), len(registry.tensors))
+        if sizes != self._sizes and self._see_stepping not in listeners:
             listeners.append(self._see_stepping)
 
     def _see_stepping(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:

@@ -39,7 +39,7 @@ _MOST_INPUTS: Final = 32
 _SIGHTINGS: Final = 3
 _FRAMES: Final = 4
 _GLANCE: Final = 8
-_NUMBERS: Final = 4096
+_NUMBERS: Final = 1024
 
 _Place = tuple[tuple[int, int], ...]
 

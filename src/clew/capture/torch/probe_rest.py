@@ -269,12 +269,12 @@ class Rest:
 
     def _settle(self) -> None:
         """Let those rest that know enough of such steps; whatever is new in the loop wakes them."""
-        settled = [probe for probe in self._unsettled if probe.is_settled()]
+        settled = {probe for probe in self._unsettled if probe.is_settled()}
         if not settled or self._patches is None:
             return
         self._unsettled = [probe for probe in self._unsettled if probe not in settled]
         lists = (*self._list_common(), self.recorder.on_call, self.events.on_clipped)
-        others = [probe for probe in settled if probe in self._others]
+        others = settled.intersection(self._others)
         self._settled += self._patches.hush(others, lists)
         self._settled_structure += self._patches.hush(settled, lists)
 
