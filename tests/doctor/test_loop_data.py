@@ -259,6 +259,17 @@ def wide():
     return mlp(features=24)
 
 
+def repeated_texts():
+    """Every text twice, shuffled, and only then parted."""
+    texts = torch.randint(0, 99, (96, 18)).repeat(2, 1)[torch.randperm(192)]
+    y = (texts[:, 0] > 50).long()
+    parts = [TensorDataset(texts[:128], y[:128]), TensorDataset(texts[128:], y[128:])]
+    model = nn.Sequential(nn.EmbeddingBag(99, 16), nn.Linear(16, 2))
+    train(
+        DataLoader(parts[0], 32), model=model, evaluate=loader_evaluation(DataLoader(parts[1], 32)), epochs=2
+    )
+
+
 OVERLAP = {
     "slices": lambda: train(
         slices(WIDE[:160], Y[:160]), model=wide(), evaluate=evaluation(WIDE[128:], Y[128:]), epochs=3
@@ -275,6 +286,7 @@ OVERLAP = {
         evaluate=evaluation(torch.cat([WIDE[:64], torch.randn(64, 24)]), torch.cat([Y[:64], Y[:64]])),
         epochs=2,
     ),
+    "texts": repeated_texts,
 }
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _FEWEST_LABELS: Final = 256
 _FEWEST_ROWS: Final = 5
 _SHARE: Final = 0.02
+_CHANCE: Final = 1e-11
+"""Rows with so many different numbers in so many columns are equal because one was copied."""
+
 _MOST_WINDOWS: Final = 0.5
 """Windows drawn at random from the text that is trained on, to tell the training loss, are seldom the very same."""
 
@@ -130,7 +133,9 @@ def _may_be_chance(note: dict[str, Any], share: float) -> bool:
     """Return whether rows of whole numbers may be equal by chance, or are windows drawn from one long text."""
     if not note.get("is_whole"):
         return False
-    return note["alike"] > 0 or (note["is_tokens"] and not note["has_loader"] and share < _MOST_WINDOWS)
+    if note["is_tokens"] and not note["has_loader"] and share < _MOST_WINDOWS:
+        return True
+    return bool(note["alike"]) and float(note.get("chance", 1.0)) > _CHANCE
 
 
 @rule(

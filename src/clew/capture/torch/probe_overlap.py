@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ _FEWEST_NUMBERS: Final = 16
 _STEPS_APART: Final = 4
 _MOST_PASSES: Final = 40
 _MOST_FRAMES: Final = 6
+_CHANCE_ROWS: Final = 256
+_CHANCE_CALLS: Final = 4
 
 
 class _Pass:
@@ -47,6 +50,9 @@ class _Pass:
         self.is_whole = True
         """All numbers are whole, as those of tokens, counts and choices are: such rows may be equal by chance."""
         self.is_tokens = True
+        self.calls = 0
+        self.chance = 0.0
+        """How likely two rows are to be equal if each column is drawn by itself, in the most uniform of the calls."""
         self.alike = 0
         self.seen: set[float] = set()
 
@@ -57,6 +63,9 @@ class _Pass:
         self.known += sum(value in known for value in found)
         self.is_whole = self.is_whole and _is_whole(sample)
         self.is_tokens = self.is_tokens and sample[2].kind in "iu"
+        if self.is_whole and self.calls < _CHANCE_CALLS:
+            self.calls += 1
+            self.chance = max(self.chance, _find_chance(sample))
         self.alike += len(found) - len(set(found) - self.seen)
         self.seen.update(found)
 
@@ -163,12 +172,13 @@ class OverlapProbe:
                 or done.dataset in self._trained_on
             ):
                 continue
-            told = {"rows": done.rows, "trained": done.known, "has_loader": bool(done.dataset)}
-            told |= {
-                "is_whole": done.is_whole,
-                "is_tokens": done.is_tokens,
-                "alike": done.alike + self._alike,
+            told: dict[str, Any] = {
+                "rows": done.rows,
+                "trained": done.known,
+                "has_loader": bool(done.dataset),
             }
+            told |= {"is_whole": done.is_whole, "is_tokens": done.is_tokens, "chance": done.chance}
+            told["alike"] = done.alike + self._alike
             self.recorder.note("evaluated-rows", {**told, "source": done.line})
 
     def _known_rows(self, module: torch.nn.Module) -> set[float]:
@@ -197,6 +207,18 @@ def _is_whole(sample: _Sample) -> bool:
     _, memory, dtype = sample
     numbers: NDArray[Any] = np.frombuffer(memory, dtype)
     return dtype.kind != "f" or bool((numbers == np.floor(numbers)).all())
+
+
+def _find_chance(sample: _Sample) -> float:
+    """Return how likely two rows are to be equal, their columns taken for independent of each other."""
+    rows, memory, dtype = sample
+    numbers: NDArray[Any] = np.frombuffer(memory, dtype).reshape(rows, -1)[:_CHANCE_ROWS]
+    pairs = len(numbers) * (len(numbers) - 1)
+    if not pairs:
+        return 1.0
+    counts = [np.unique(column, return_counts=True)[1] for column in numbers.T]
+    # Where no two are equal, at most about one pair in all of them is.
+    return math.prod(max(int((count * (count - 1)).sum()), 1) / pairs for count in counts)
 
 
 def _find_rows(args: Any, kwargs: Any) -> torch.Tensor | None:
