@@ -125,6 +125,25 @@ def test_a_perturbation_that_climbs_beside_a_frozen_model_is_an_attack(judge):
     assert judge(attack).ids == []
 
 
+def test_a_game_in_which_one_side_climbs(judge):
+    """The optimizer of torch's steps first, so that the other one is not the first to be seen."""
+
+    def play():
+        maker, critic = mlp(classes=8), mlp(classes=1)
+        down, up = torch.optim.Adam(maker.parameters(), 1e-3), Plain(critic.parameters(), -0.01)
+        for at in range(12):
+            made = maker(X[at : at + 32])
+            down.zero_grad()
+            F.softplus(-critic(made)).mean().backward()
+            down.step()
+            up.zero_grad()
+            real, false = critic(X[at : at + 32]), critic(made.detach())
+            (F.logsigmoid(real).mean() + F.logsigmoid(-false).mean()).backward()
+            up.step()
+
+    assert judge(play).ids == []
+
+
 def test_an_update_by_hand_that_only_gives_a_name_to_a_new_tensor(judge):
     judged = judge(lambda: by_hand(0.01, is_bound_anew=True))
     assert judged.ids == ["O11"], judged

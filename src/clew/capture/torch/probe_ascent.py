@@ -124,7 +124,10 @@ class AscentProbe:
 
     def _rest_if_done(self) -> None:
         """Hear nothing any more once the ways of all optimizers are known; loops without one are heard by the pass."""
-        if self._patches is not None and all(ways.ups + ways.downs >= _STEPS for ways in self._own.values()):
+        living = [entry.ref() for entry in self.optimizers.entries.values()]
+        waiting = [each for each in living if each is not None and not _is_torchs(each)]
+        ways = [self._own.get(id(optimizer)) for optimizer in waiting]
+        if self._patches is not None and all(each and each.ups + each.downs >= _STEPS for each in ways):
             self._patches.hush((self,), (self.events.on_stepping, self.events.on_stepped))
 
     # ---------------------------------------------------------------- by hand
