@@ -138,7 +138,7 @@ class Recorder:
         self._memory_at = 0.0
         self._backlog: list[tuple[Any, ...]] = []
         """Of each step what a draft is made of, which takes Python to make."""
-        self._handed_over_at = 0.0
+        self._handed_over_at = perf_counter()
         self._layout = Layout([], [])
         self._no_rows = (self._layout, None, False)
         self._pid = os.getpid()
