@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _FIRST: Final = 20
 _FULL: Final = 0.01
+_FLAT_STEPS: Final = 14
+"""Outputs that are all the same, or units that are dead, are told of after 10: these would be the cause."""
 
 
 @rule(
@@ -78,7 +80,7 @@ def find_flat_start(case: Case) -> FlatStart | None:
     if not {"grad", "param"} <= set(case.kinds):
         return None
     ratios = weight_ratios(case, "grad", first=_FIRST)
-    if len(np.unique(ratios.steps)) < 10:
+    if len(np.unique(ratios.steps)) < _FLAT_STEPS:
         return None
     medians, largest = ratios.by_site(), ratios.by_site(max)
     for root in dict.fromkeys(case.sites[site].root for site in medians):

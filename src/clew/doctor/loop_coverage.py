@@ -189,7 +189,7 @@ def unregistered_module(case: Case) -> Iterator[Found]:
     severity="error",
     watches="modules that run in forward and whose parameters an optimizer holds",
     threshold="no gradient in 15 steps; 2 steps where none of its parameters has one; late in a run, 10 steps after a "
-    "trained module has got its input without the graph it had before; gradients of exactly 0 in 10 steps for the "
+    "trained module has got its input without the graph it had before; gradients of exactly 0 in 14 steps for the "
     "layers that run first (warning)",
     silent="designed stop-gradients are not in an optimizer; copies that follow another network are recognised",
     hint="look for detach, no_grad, .data, .item() or numpy on the way from the module to the loss",
