@@ -39,7 +39,7 @@ def why(run: Run, *, step: int | None = None, rank: int | None = None, rerun: bo
     if wanted is None and _has_no_backward(run) and (found := _search(run)) is not None:
         return found
     if wanted is None:
-        return _make_empty(run.last_step, _say_nothing_bad(run))
+        return _make_empty(run.last_step, _say_nothing_bad(run), is_sound=not _has_no_backward(run))
     if rank is None:
         rank = known["rank"] if known is not None else choose_rank(run, wanted)
     found = explain_again(run, wanted, rank=rank, ways=("start",) if rerun else WAYS)
@@ -78,7 +78,7 @@ def _say_nothing_bad(run: Run) -> list[str]:
             "nothing in this script calls backward(), so no loss and no gradient was seen: torch.func needs none",
             "name a step, clew why RUN --step N, or put the step into clew.explain_nonfinite(step_function)",
         ]
-    return ["nothing in this run was NaN or infinite"]
+    return ["nothing in this run was NaN or infinite", f"clew doctor {run.name} looks for other faults"]
 
 
 def _look_again(run: Run, verdict: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +171,7 @@ def _conclude(execution: Execution) -> dict[str, Any]:
     if not verdict["found"] and not execution.error:
         notes.append(f"nothing in step {execution.step} was NaN or infinite")
         verdict["notes"] = []
+        verdict["is_sound"] = execution.exactness != "diverged"
     if execution.error:
         notes.append(f"the script ended with {execution.error}")
     verdict["notes"] = [*verdict.get("notes", []), *notes, *execution.reasons]
@@ -191,9 +192,9 @@ def say_exactness(execution: Execution) -> str:
     return "nothing of these steps was recorded that it could be compared with"
 
 
-def _make_empty(step: int, notes: list[str]) -> dict[str, Any]:
+def _make_empty(step: int, notes: list[str], *, is_sound: bool) -> dict[str, Any]:
     return {
-        "found": False, "step": step, "rank": 0, "phase": "", "op": "", "site": "",
+        "found": False, "is_sound": is_sound, "step": step, "rank": 0, "phase": "", "op": "", "site": "",
         "source": {"file": "", "line": 0, "text": ""}, "elements": [], "sample": None, "chain": [],
         "replay": "none", "hint": "", "notes": notes,
     }  # fmt: skip

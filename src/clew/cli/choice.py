@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from clew.errors import UsageError
@@ -53,6 +54,12 @@ def open_chosen(args: Namespace) -> Run:
     from clew.api.read import open_run
 
     return open_run(args.run, root=find_root(args))
+
+
+def tell_problems(run: Run) -> None:
+    """Say on standard error what of a run could not be read, for commands whose output has no place for it."""
+    for problem in run.problems:
+        print(f"clew: {run.name}: {problem}", file=sys.stderr)
 
 
 def split_words(text: str | None) -> list[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from clew.cli.choice import add_run, open_chosen
+from clew.cli.choice import add_run, open_chosen, tell_problems
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -35,6 +35,7 @@ def execute(args: Namespace) -> int:
 
     run = open_chosen(args)
     diagnosis = diagnose(run, watch=args.watch)
+    tell_problems(run)
     if args.json:
         from clew.render.json import dump
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clew.cli.choice import add_filters, add_run, open_chosen, parse_step, split_words
+from clew.cli.choice import add_filters, add_run, open_chosen, parse_step, split_words, tell_problems
 from clew.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def execute(args: Namespace) -> int:
     from clew.render.file import write
 
     write(_with_progress(pieces, len(steps)), form, args.output)
+    tell_problems(run)
     if args.output is not None:
         print(f"clew: wrote {args.output}", file=sys.stderr)
     return 0
@@ -74,6 +75,7 @@ def _write_events(args: Namespace) -> int:
     count = write_run(
         run, args.output, site=args.site, kind=split_words(args.kind), steps=steps, rank=args.rank
     )
+    tell_problems(run)
     print(f"clew: wrote {count:,} values; next: tensorboard --logdir {args.output}", file=sys.stderr)
     return 0
 

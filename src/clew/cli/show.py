@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from clew.cli.choice import add_filters, add_run, open_chosen, parse_step, split_words
+from clew.cli.choice import add_filters, add_run, open_chosen, parse_step, split_words, tell_problems
 from clew.cli.kept import make_kept_page
 from clew.errors import UsageError
 
@@ -58,6 +58,7 @@ def _choose_page(args: Namespace, run: Run) -> Page:
         raise UsageError(f"'{args.limit}' is no number of rows", next_step="write --limit 100, or 0 for all")
     from clew.views import site_table
 
+    tell_problems(run)
     return site_table.make_page(
         run,
         site=args.site,

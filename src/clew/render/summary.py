@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from clew.views.no_step import NO_STEP
 from clew.views.number import format_bytes, format_integer, format_number, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-
-_NO_STEP: Final = (
-    "no model was called in this process; where others train, start clew in them: "
-    "torchrun … -m clew run train.py, or clew.watch in the function that is spawned"
-)
 
 _SHORT_RUN: Final = 100
 _NOTICEABLE: Final = 0.1
@@ -54,7 +50,7 @@ def format_summary(
         why = " (a short run: the first steps are recorded in full)" if is_short else ""
         facts.append(f"cost of clew {format_share(cost_share)}{why}")
     lines.append(", ".join(facts))
-    lines += [] if steps or rest else [_NO_STEP]
+    lines += [] if steps or rest else [NO_STEP]
     lines += [f"worst site: {worst_site}"] if worst_site else []
     lines += remarks
     lines += findings

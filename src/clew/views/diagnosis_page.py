@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from clew.views.block import Block, Callout, Cell, Column, Heading, KeyValues, Page, Table, Text
+from clew.views.block import Block, Callout, Cell, Heading, KeyValues, Page, Text
 from clew.views.number import format_number
 from clew.views.source_line import from_here
 
@@ -131,28 +131,32 @@ def summarise(findings: Iterable[Finding]) -> list[str]:
 
 
 def make_rules_page(rules: Sequence[dict[str, Any]]) -> Page:
-    """Return the page of all rules: what each watches, from where on it speaks, and why healthy code is safe."""
-    columns = (
-        Column("id", "id"),
-        Column("rule", "rule"),
-        Column("severity", "severity", drop=3),
-        Column("title", "fault", flexible=True, drop=4),
-        Column("watches", "watches", flexible=True, drop=2),
-        Column("threshold", "speaks when", flexible=True),
-        Column("silent", "silent on healthy code because", flexible=True, drop=1),
-    )
-    tones = {"error": "bad", "warning": "warn"}
+    """Return the page of all rules: the fault that each finds."""
     rows = tuple(
-        tuple(
-            Cell(
-                rule[column.key],
-                tone=tones.get(rule["severity"], "plain") if column.key == "severity" else "plain",
-            )
-            for column in columns
-        )
+        (f"{rule['id']:<4} {rule['rule']}", Cell(rule["title"], _RULE_TONES.get(rule["severity"], "plain")))
         for rule in rules
     )
-    return Page("rules", (Heading("rules of the doctor", 1), Table(columns, rows)))
+    more = Text("clew rules N01 says when a rule speaks, and why healthy code is safe from it", "quiet")
+    return Page("rules", (Heading("rules of the doctor", 1), KeyValues(rows), more))
+
+
+def make_rule_page(rules: Sequence[dict[str, Any]]) -> Page:
+    """Return the page of some rules: what each watches, from where on it speaks, and why healthy code is safe."""
+    blocks: list[Block] = []
+    for rule in rules:
+        told = [("severity", Cell(rule["severity"], tone=_RULE_TONES.get(rule["severity"], "plain")))]
+        words = {
+            "watches": "watches",
+            "speaks when": "threshold",
+            "silent because": "silent",
+            "change": "hint",
+        }
+        told += [(word, Cell(rule[key])) for word, key in words.items() if rule.get(key)]
+        blocks += [Heading(f"{rule['id']} {rule['rule']}: {rule['title']}", 1), KeyValues(tuple(told))]
+    return Page("rules", tuple(blocks))
+
+
+_RULE_TONES: Final = {"error": "bad", "warning": "warn"}
 
 
 def _count(number: int, noun: str) -> str:

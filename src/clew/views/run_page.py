@@ -18,6 +18,7 @@ from clew.views.crash_card import tell_end
 from clew.views.curve import thin
 from clew.views.exception_page import name_place, say
 from clew.views.health import ORDINARY, Examination, SiteHealth, Trouble, examine, recorded_steps
+from clew.views.no_step import NO_STEP
 from clew.views.number import format_integer, format_share
 from clew.views.run_list import STATE_TONES, shorten_problem
 
@@ -54,12 +55,21 @@ def make_page(run: Run) -> Page:
     health = examine(run)
     blocks: list[Block] = [Heading(f"run {run.name}", 1), _describe(run)]
     blocks += _warn(run, health)
+    if not len(run.steps):
+        return Page(f"run {run.name}", (*blocks, *_tell_empty(run)))
     blocks.append(Heading("loss"))
     blocks += _draw_losses(losses)
     blocks += [Heading("sites, worst first"), _list_sites(run, health)]
     blocks += [Heading("time"), *_account_time(run)]
     blocks += [Heading("memory"), _account_memory(run)]
     return Page(f"run {run.name}", tuple(blocks))
+
+
+def _tell_empty(run: Run) -> list[Block]:
+    """Say why there is nothing to show; how a process ended without a word is told already."""
+    if run.state == "recording":
+        return [Text("no step has come to its end so far", "quiet")]
+    return [Callout("note", NO_STEP)] if run.info.ended and not run.problems else []
 
 
 def _describe(run: Run) -> KeyValues:

@@ -11,6 +11,7 @@ from clew.errors import UsageError, suggest
 from clew.model.schema import COUNT_STATS, STAT_NAMES
 from clew.views.block import Block, Cell, Column, Heading, Page, Table
 from clew.views.curve import thin
+from clew.views.health import recorded_steps
 from clew.views.number import format_integer
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _make_table(run: Run, rows: Rows, stats: Sequence[str], *, limit: int) -> Ta
         tuple(Cell(value, _tone(name, value)) for name, value in zip(names, row, strict=True))
         for row in zip(*lists, strict=True)
     )
-    return Table(tuple(columns), cells, empty="no statistics fit", note=_note(run, total, len(rows)))
+    return Table(tuple(columns), cells, empty=_say_empty(run), note=_note(run, total, len(rows)))
 
 
 _TITLES: Final = {"ordinal": "call"}
@@ -129,6 +130,17 @@ def _tone(name: str, value: Any) -> str:
     if name in _TROUBLE:
         return "bad" if value else "quiet"
     return "bad" if isinstance(value, float) and not np.isfinite(value) else "plain"
+
+
+def _say_empty(run: Run) -> str:
+    """Say which steps there would be: most runs are recorded in full only now and then."""
+    full = recorded_steps(run)
+    if not len(full):
+        return "no statistics were recorded"
+    return (
+        f"no statistics fit; the run has {format_integer(len(full))} steps with statistics, from step "
+        f"{format_integer(int(full[0]))} to {format_integer(int(full[-1]))}"
+    )
 
 
 def _note(run: Run, total: int, shown: int) -> str:

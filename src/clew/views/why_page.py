@@ -24,6 +24,10 @@ _HANDED_ON = frozenset({"alias", "detach", "expand", "view", "_unsafe_view", "_r
 def make_page(verdict: dict[str, Any]) -> Page:
     """Return the page for a verdict (the fields of ``clew why --json``)."""
     title = f"why step {verdict['step']} went wrong"
+    if verdict.get("is_sound"):
+        where = "this run" if verdict.get("replay") == "none" else f"step {verdict['step']}"
+        title = f"nothing went wrong in {where}"
+        return Page(title, (Heading(title, 1), *map(Text, verdict.get("notes", ()))))
     if not verdict.get("found"):
         return Page(title, (Heading(title, 1), *_tell_unfound(verdict)))
     blocks: list[Block] = [Heading(title, 1), Callout("error", say(verdict))]

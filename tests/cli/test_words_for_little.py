@@ -1,0 +1,72 @@
+"""What commands say where there is little to say: empty and damaged runs, choices that fit nothing, rules in a list."""
+
+import json
+
+import pytest
+
+from clew.cli import main
+from clew.model.record import RunInfo
+from clew.store.layout import rank_folder
+from clew.store.writer import Writer
+from clew.views.no_step import NO_STEP
+
+
+@pytest.fixture
+def say(capsys, monkeypatch):
+    """Return a function that runs a command and returns what it printed and what it said beside that."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*words, code=0):
+        assert main([str(word) for word in words]) == code
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return run
+
+
+def test_a_run_without_a_step_says_why_instead_of_showing_empty_tables(say, tmp_path):
+    Writer(tmp_path / "empty", RunInfo("empty", ended="2026-11-15T14:26:31.000+00:00")).close("complete", 0)
+    page, _ = say("show", tmp_path / "empty")
+    assert NO_STEP in " ".join(page.split())
+    for word in ("loss", "sites, worst first", "time", "memory"):
+        assert word not in page.splitlines()
+
+
+def test_damage_is_told_by_every_command_that_reads(say, own_runs):
+    run = own_runs / "a-first"
+    part = next((rank_folder(run, 0) / "stats").glob("part-*.parquet"))
+    part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    for words in (("doctor", run), ("export", run, "--to", "csv"), ("show", run, "--kind", "grad")):
+        _, beside = say(*words)
+        assert beside.startswith("clew: a-first: rank0/stats/part-000000.parquet is damaged and left out"), (
+            words
+        )
+
+
+def test_steps_that_are_not_there_are_answered_with_those_that_are(say, runs):
+    page, _ = say("show", runs / "20261115-152501-broken", "--step", "9999")
+    assert "no statistics fit; the run has 28 steps with statistics, from step 0 to 55" in page
+
+
+def test_a_run_in_which_nothing_was_bad_has_no_step_that_went_wrong(say, own_runs):
+    page, _ = say("why", own_runs / "a-first", code=1)
+    assert page.splitlines() == [
+        "nothing went wrong in this run",
+        "nothing in this run was NaN or infinite",
+        "clew doctor a-first looks for other faults",
+    ]
+    verdict = json.loads(say("why", own_runs / "a-first", "--json", code=1)[0])
+    assert (verdict["found"], verdict["is_sound"]) == (False, True)
+
+
+def test_rules_are_listed_whole_and_told_in_full_when_asked_for(say):
+    everything, _ = say("rules")
+    assert "…" not in everything
+    assert max(map(len, everything.splitlines())) <= 80
+    some, _ = say("rules", "n01", "Dead-ReLU")
+    assert [line[:3] for line in some.splitlines() if line[:1] not in (" ", "")] == ["N01", "M11"]
+    assert "speaks when" in some
+    rules = json.loads(say("rules", "N01", "--json")[0])["rules"]
+    assert [rule["rule"] for rule in rules] == ["nonfinite-forward"]
+    assert "did you mean 'N09'?" in say("rules", "N99", code=2)[1]
+    assert "did you mean 'dead-relu'?" in say("rules", "ded-relu", code=2)[1]
