@@ -127,6 +127,22 @@ def test_modules_of_a_recorded_training_nest_as_in_the_model(folder):
     assert all(graph.tensors[operation.outputs[0]].stats for operation in graph.operations)
 
 
+def test_each_model_of_a_run_begins_with_what_it_was_given(folder):
+    actor, critic, criterion = torch.nn.Linear(3, 2), torch.nn.Linear(5, 1), torch.nn.MSELoss()
+    with clew.watch(out=str(folder / "runs"), name="two"):
+        optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.1)
+        wanted = actor(torch.randn(4, 3)).mean()
+        (criterion(critic(torch.randn(4, 5)), torch.zeros(4, 1)) - wanted).backward()
+        optimizer.step()
+    graph = graph_of_run(clew.open_run("two", root=folder / "runs"))
+    names = {tensor.id: tensor.name for tensor in graph.tensors}
+    first = {each.site: [names[number] for number in each.inputs][:2] for each in graph.operations}
+    assert first["actor"][0] == "actor.batch.0"
+    assert first["critic"][0] == "critic.batch.0"
+    assert first["criterion"] == ["critic", "criterion.batch.1"]
+    assert [names[number] for number in graph.outputs] == ["actor", "criterion"]
+
+
 def test_a_run_without_modules_says_so(folder):
     sites = [site for site in make_sites() if site.role == "parameter"]
     writer = Writer(folder / "bare", RunInfo("bare"))

@@ -116,16 +116,29 @@ class _Drawing:
     def build(self, modules: list[Site], kind: str, step: int) -> Graph:
         batches = [site for site in self.run.sites if site.role == "batch"]
         inputs = [self._add(site, "input") for site in batches]
-        last = inputs
-        for leaf in self.leaves:
-            last = [self._add_leaf(leaf, last)]
+        given: dict[str, list[int]] = {}
+        for site, number in zip(batches, inputs, strict=True):
+            given.setdefault(site.root, []).append(number)
+        self._add_leaves(given)
+        used = {number for each in self.operations for number in each.inputs}
+        ends = [number for each in self.operations for number in each.outputs if number not in used]
         nodes = tuple(
             ModuleNode(self.paths[site.id], _short(site.type), calls=1, order=site.order) for site in modules
         )
         return Graph(
             f"{self.run.name}, {kind} at step {step}", tuple(self.operations), tuple(self.tensors), nodes,
-            tuple(inputs), tuple(last), (_NOTE,),
+            tuple(inputs), tuple(ends), (_NOTE,),
         )  # fmt: skip
+
+    def _add_leaves(self, given: dict[str, list[int]]) -> None:
+        """Chain the leaves of each model from what it was given; a loss, which learns nothing, follows its model."""
+        learning = {site.root for site in self.run.sites if site.role == "parameter"}
+        last: list[int] = []
+        ends: dict[str, list[int]] = {}
+        for leaf in self.leaves:
+            own = given.get(leaf.root, [])
+            before = [] if own and leaf.root in learning else last
+            last = ends[leaf.root] = [self._add_leaf(leaf, ends.get(leaf.root) or [*before, *own])]
 
     def _add_leaf(self, leaf: Site, given: list[int]) -> int:
         number, path = len(self.operations), self.paths[leaf.id]
