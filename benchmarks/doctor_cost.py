@@ -2,8 +2,11 @@
 
 Four kinds of steps take turns in one process: plain; recorded without anything that looks for the doctor; recorded with
 its probes, which is what ``doctor=False`` leaves (the run can be judged later); and with its rules live. The first 20
-steps are those of many short watches, their opening and closing not counted. The 500 are those of a whole run with the
-default settings, with and without the doctor, against as many plain steps around them.
+steps are those of many short watches, their opening and closing not counted; of each of the twenty the lower quartile
+over the watches counts, so that what a busy machine adds now and then does not. The 500 are those of a whole run with
+the default settings, with and without the doctor, against as many plain steps around them.
+
+Every training that is measured replaces its row in the result file; one measured without the 500 steps has none there.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import contextlib
 import cProfile
 import datetime
+import itertools
 import json
 import pstats
 import statistics
@@ -79,13 +83,13 @@ def main() -> int:
         f"{'doctor':>8}   over {_WHOLE}: recorded  rules  doctor"
     )
     rows = [_measure(name, args) for name in args.trainings]
-    if not args.no_whole and len(rows) == len(MAKERS):
-        _write(rows)
+    _write(rows)
     return 0
 
 
 def _measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    plain, ratios = _measure_first(name, args.rounds or _ROUNDS[name])
+    rounds = args.rounds or _ROUNDS[name]
+    plain, ratios = _measure_first(name, rounds)
     doctor = 1 + ratios["rules"] - ratios["recorded"]
     print(
         f"{name:9}{plain * 1000:9.2f}   {'':8}{ratios['recorded']:9.3f}{ratios['probes']:8.3f}{ratios['rules']:8.3f}"
@@ -98,43 +102,63 @@ def _measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         whole["doctor"] = 1 + whole["rules"] - whole["recorded"]
         print(f"{whole['recorded']:20.3f}{whole['rules']:7.3f}{whole['doctor']:8.3f}", end="")
     print(flush=True)
-    return {"training": name, "plain_ms": plain * 1000, "first": ratios, "doctor": doctor, "whole": whole}
+    return {
+        "training": name,
+        "when": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
+        "clew": clew.__version__,
+        "torch": torch.__version__,
+        "rounds": rounds,
+        "plain_ms": plain * 1000,
+        "first": ratios,
+        "doctor": doctor,
+        "whole": whole,
+    }
 
 
 # ---------------------------------------------------------------- the first steps
 
 
 def _measure_first(name: str, rounds: int) -> tuple[float, dict[str, float]]:
-    """Return the plain seconds of a step, and the median ratio of each other kind to the plain one of its round."""
+    """Return the plain seconds of a step, and the ratio of each other kind to it: lower quartiles of each step."""
     training = make(name)
     for _ in range(3):
         training.step()
     kinds = ["plain", "recorded", "probes", "rules"]
-    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    spent: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     for turn in range(rounds):
         for kind in kinds[turn % 4 :] + kinds[: turn % 4]:
             spent[kind].append(_time_first(training, kind))
-    ratios = {
-        kind: statistics.median(a / b for a, b in zip(spent[kind], spent["plain"], strict=True))
-        for kind in kinds[1:]
-    }
-    return statistics.median(spent["plain"]) / _FIRST, ratios
+    usual = {kind: sum(map(_find_quartile, zip(*spent[kind], strict=True))) for kind in kinds}
+    return usual["plain"] / _FIRST, {kind: usual[kind] / usual["plain"] for kind in kinds[1:]}
 
 
-def _time_first(training: Training, kind: str) -> float:
+def _find_quartile(values: tuple[float, ...]) -> float:
+    return sorted(values)[len(values) // 4]
+
+
+def _time_first(training: Training, kind: str) -> list[float]:
+    """Return the seconds of each of the first steps."""
     if kind == "plain":
-        return _time_steps(training, _FIRST)
+        return _time_each(training)
     probes = _without_probes() if kind == "recorded" else contextlib.nullcontext()
     with tempfile.TemporaryDirectory() as folder, probes:
         watch = _watch(training, folder, doctor=kind == "rules")
         with watch:
-            return _time_steps(training, _FIRST)
+            return _time_each(training)
 
 
 def _watch(training: Training, folder: str, *, doctor: bool = True) -> clew.Watch:
     return clew.watch(
         {"model": training.model}, training.optimizer, out=folder, name="run", status=False, doctor=doctor
     )
+
+
+def _time_each(training: Training) -> list[float]:
+    marks = [time.process_time()]
+    for _ in range(_FIRST):
+        training.step()
+        marks.append(time.process_time())
+    return [after - before for before, after in itertools.pairwise(marks)]
 
 
 def _time_steps(training: Training, steps: int) -> float:
@@ -194,13 +218,9 @@ def _profile(name: str, most: int) -> None:
 
 
 def _write(rows: list[dict[str, Any]]) -> None:
-    result = {
-        "when": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
-        "clew": clew.__version__,
-        "torch": torch.__version__,
-        "limits": _LIMITS,
-        "rows": rows,
-    }
+    stored = json.loads(_RESULT.read_text(encoding="utf-8"))["rows"] if _RESULT.is_file() else []
+    by_name = {row["training"]: row for row in [*stored, *rows]}
+    result = {"limits": _LIMITS, "rows": [by_name[name] for name in MAKERS if name in by_name]}
     _RESULT.parent.mkdir(exist_ok=True)
     _RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clew.capture.torch.saved import SavedRegions
 
 _FIRST_STEPS: Final = 20
-_INPUT_STEPS: Final = 4
+_INPUT_STEPS: Final = 3
 """Steps in which samples are compared; more of them where some were equal."""
 
 _FEWEST_ROWS: Final = 4

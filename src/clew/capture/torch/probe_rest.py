@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LOOP_STEPS: Final = 100
 """Steps after which the structure of a loop has been seen."""
 
-_FIRST_STEPS: Final = 4
+_FIRST_STEPS: Final = 3
 """Steps at the start, and after a change, at which all probes look; after these, those that are not settled."""
 
 _GLANCES: Final = (25, 50, 75)
