@@ -6,8 +6,10 @@ import pytest
 
 from clew.cli import main
 from clew.model.record import RunInfo
+from clew.render.terminal import Screen, lower
 from clew.store.layout import rank_folder
 from clew.store.writer import Writer
+from clew.views.block import Cell, Column, Page, Table
 from clew.views.no_step import NO_STEP
 
 
@@ -70,3 +72,25 @@ def test_rules_are_listed_whole_and_told_in_full_when_asked_for(say):
     assert [rule["rule"] for rule in rules] == ["nonfinite-forward"]
     assert "did you mean 'N09'?" in say("rules", "N99", code=2)[1]
     assert "did you mean 'dead-relu'?" in say("rules", "ded-relu", code=2)[1]
+
+
+def test_two_runs_that_called_no_model_have_nothing_to_compare(say, tmp_path):
+    for name in ("a", "b"):
+        Writer(tmp_path / name, RunInfo(name)).close("complete", 0)
+    page, _ = say("diff", tmp_path / "a", tmp_path / "b", code=1)
+    assert "nothing can be compared: no model was called in either run" in page
+
+
+def test_sentences_in_a_table_go_on_in_the_next_line():
+    columns = (Column("check", "check"), Column("text", "what was seen", flexible=True, is_prose=True))
+    rows = (
+        (Cell("overfit"), Cell("loss 0.5913 to 0.003388 in 40 steps on the same batch")),
+        (Cell("cost"), Cell("little")),
+    )
+    page = lower(Page("p", (Table(columns, rows),)), Screen(width=40, fits=True))
+    assert [line.rstrip() for line in page.splitlines()] == [
+        "  check    what was seen",
+        "  overfit  loss 0.5913 to 0.003388 in 40",
+        "           steps on the same batch",
+        "  cost     little",
+    ]

@@ -84,6 +84,8 @@ def say_rounding_before(origin: Origin) -> str:
 
 def say_nothing_common(sides: Sides) -> str:
     """Return the verdict on runs that share no record."""
+    if not any(len(run.sites) for run in (sides.a, sides.b)):
+        return "nothing can be compared: no model was called in either run"
     if not sides.pairs:
         return "nothing can be compared: no site of one run stands for a site of the other; give names with --map"
     return "nothing can be compared: the runs have no step recorded in both"

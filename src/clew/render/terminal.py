@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -164,8 +166,9 @@ def _lower_table(block: Table, screen: Screen) -> RenderableType:
     widths = fit_columns(block.columns, texts, width=screen.width - _GAP if screen.fits else None)
     titles = [(column.title, "quiet") for column in block.columns]
     cells = [
-        zip(row, (cell.tone for cell in line), strict=True)
-        for row, line in zip(texts, block.rows, strict=True)
+        zip(line, (cell.tone for cell in row), strict=True)
+        for text, row in zip(texts, block.rows, strict=True)
+        for line in _break(text, block.columns, widths)
     ]
     parts += [_lay_out(row, block.columns, widths) for row in (titles, *cells)]
     hidden = [column.title for column, width in zip(block.columns, widths, strict=True) if not width]
@@ -173,6 +176,17 @@ def _lower_table(block: Table, screen: Screen) -> RenderableType:
     notes += [block.note] if block.note else []
     parts += [Padding(_line(note, _STYLES["quiet"]), (0, 0, 0, _GAP)) for note in notes]
     return Group(*parts)
+
+
+def _break(row: list[str], columns: Sequence[Column], widths: Sequence[int]) -> list[list[str]]:
+    """Return the lines of a row: several where a sentence is too long for its column."""
+    if not any(column.is_prose for column in columns):
+        return [row]
+    parts = [
+        textwrap.wrap(text, width) if column.is_prose and width else [text]
+        for text, column, width in zip(row, columns, widths, strict=True)
+    ]
+    return [list(line) for line in itertools.zip_longest(*parts, fillvalue="")]
 
 
 def _lay_out(row: Iterable[tuple[str, str]], columns: Sequence[Column], widths: Sequence[int]) -> Line:

@@ -53,7 +53,8 @@ class Column:
 
     ``format`` is a key of ``views.number.FORMATS``, ``text`` or ``time``. ``drop`` orders the columns that a
     narrow medium may leave out, highest first; 0 always stays. A ``flexible`` column may be shortened, to no less than
-    ``shortest`` characters (0: as the medium likes) while there are columns to leave out.
+    ``shortest`` characters (0: as the medium likes) while there are columns to leave out. ``is_prose``: sentences,
+    which go on in the next line instead of losing their middle.
     """
 
     key: str
@@ -62,6 +63,7 @@ class Column:
     drop: int = 0
     flexible: bool = False
     shortest: int = 0
+    is_prose: bool = False
 
     @property
     def is_number(self) -> bool:

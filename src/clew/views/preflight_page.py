@@ -19,7 +19,7 @@ def make_page(report: Preflight, *, name: str = "") -> Page:
     columns = (
         Column("check", "check"),
         Column("status", "result"),
-        Column("text", "what was seen", flexible=True),
+        Column("text", "what was seen", flexible=True, is_prose=True),
     )
     rows = tuple(
         (
