@@ -7,6 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 import clew
+from clew.api.doctor import diagnose
 
 
 def train(model, batches, loss):
@@ -168,4 +169,5 @@ def test_a_model_on_the_meta_device_beside_the_training_is_no_fault(tmp_path):
             train(model, [torch.randn(8, 4)], lambda out: out.square().mean())
     record = clew.open_run(run.path)
     assert record.faults() == []
+    assert [each.rule for each in diagnose(record).findings] == ["optimizer-recreated"], "as train() does"
     assert len(record.scalars()["loss"]) == 4

@@ -87,7 +87,7 @@ def _read_classes(node: Any, operands: Operands) -> dict[str, Any] | None:
         "is_log": not _is_no_distribution(above, deviation) and has_logarithm(above),
         "deviation": deviation,
     }
-    if 0 < targets.numel() <= _MOST_ELEMENTS:
+    if 0 < targets.numel() <= _MOST_ELEMENTS and not targets.is_meta:
         ignored = node._saved_ignore_index
         ignored = ignored - (1 << 64) if ignored >= 1 << 63 else ignored
         counts = count_labels([targets])
@@ -186,7 +186,7 @@ def _read_binary(node: Any, operands: Operands) -> dict[str, Any] | None:
     }
     if operands.saved.may_read(node):
         targets = node._saved_target.detach()
-        if 0 < targets.numel() <= _MOST_ELEMENTS:
+        if 0 < targets.numel() <= _MOST_ELEMENTS and not targets.is_meta:
             term["lowest"], term["highest"] = float(targets.min()), float(targets.max())
     return term
 
