@@ -41,6 +41,12 @@ def test_csv_has_a_row_for_each_record(write):
     assert all(math.isnan(float(row["mean"])) for row in bad)
 
 
+def test_a_dash_is_standard_output_as_everywhere(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert write("latest --to csv -o -") == write("latest --to csv")
+    assert not Path("-").exists()
+
+
 def test_json_is_strict_and_one_row_a_line(write):
     text = write("latest --to json --site fc2 --kind grad_output --step 45:51")
     rows = json.loads(text)

@@ -32,8 +32,8 @@ def configure(parser: Parser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        type=Path,
-        help="file to write (standard output); the folder for tensorboard",
+        type=_read_output,
+        help="file to write, - or nothing for standard output; the folder for tensorboard",
     )
     parser.add_argument(
         "--table",
@@ -43,6 +43,10 @@ def configure(parser: Parser) -> None:
         help="stats or scalars (stats)",
     )
     add_filters(parser)
+
+
+def _read_output(text: str) -> Path | None:
+    return None if text == "-" else Path(text)
 
 
 def execute(args: Namespace) -> int:
