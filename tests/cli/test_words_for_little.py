@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+import clew
 from clew.cli import main
 from clew.model.record import RunInfo
 from clew.render.terminal import Screen, lower
@@ -48,6 +50,19 @@ def test_damage_is_told_by_every_command_that_reads(say, own_runs):
 def test_steps_that_are_not_there_are_answered_with_those_that_are(say, runs):
     page, _ = say("show", runs / "20261115-152501-broken", "--step", "9999")
     assert "no statistics fit; the run has 28 steps with statistics, from step 0 to 55" in page
+
+
+def test_kinds_that_are_not_there_are_answered_with_those_that_are(say, runs):
+    page, _ = say("show", runs / "20261115-152501-broken", "--kind", "buffer")
+    assert "no statistics fit; at step 55 there are these kinds: batch, " in page
+
+
+def test_an_output_of_several_tensors_is_answered_with_its_parts(say, tmp_path):
+    model = torch.nn.GRU(3, 2)
+    with clew.watch(model, out=tmp_path, name="parts", status=False) as run:
+        model(torch.zeros(1, 1, 3))
+    page, _ = say("show", run.path, "--site", "(model)", "--kind", "output")
+    assert "no statistics fit; what (model) gives has parts: (model)[0], (model)[1]" in page
 
 
 def test_a_run_in_which_nothing_was_bad_has_no_step_that_went_wrong(say, own_runs):

@@ -158,7 +158,7 @@ def _lower_curve(block: Curve, screen: Screen) -> RenderableType:
 def _lower_table(block: Table, screen: Screen) -> RenderableType:
     parts: list[RenderableType] = [_line("  " + block.title, "bold")] if block.title else []
     if not block.rows:
-        return Group(*parts, _line(f"  {block.empty}", _STYLES["quiet"]))
+        return Group(*parts, Padding(_line(block.empty, _STYLES["quiet"]), (0, 0, 0, _GAP)))
     texts = [
         [_cell_text(cell, column) for cell, column in zip(row, block.columns, strict=True)]
         for row in block.rows

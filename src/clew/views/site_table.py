@@ -25,6 +25,7 @@ DEFAULT_STATS: Final = ("count", "nan", "inf", "zero", "min", "max", "mean", "st
 MOST_ROWS: Final = 50
 MOST_CURVES: Final = 4
 _KEYS: Final = ("rank", "step", "site", "kind", "ordinal", "mode")
+_MOST_NAMES: Final = 8
 _DROPS: Final = {"count": 8, "zero": 7, "std": 6, "min": 5, "max": 4, "mean": 3, "inf": 2, "nan": 1}
 _TROUBLE: Final = ("nan", "inf", "pos_inf", "neg_inf")
 
@@ -49,7 +50,8 @@ def make_page(
     if stats and step is None:
         blocks += _draw_curves(run, run.stats(site, kind, rank=rank, columns=_sources(shown)), shown)
     rows = run.stats(site, kind, step="latest" if step is None else step, rank=rank, columns=_sources(shown))
-    blocks.append(_make_table(run, rows, shown, limit=limit))
+    empty = "" if len(rows) else _say_empty(run, site, kind)
+    blocks.append(_make_table(run, rows, shown, limit=limit, empty=empty))
     return Page(f"statistics of run {run.name}", tuple(blocks))
 
 
@@ -95,7 +97,7 @@ def _name_series(run: Run, row: dict[str, Any]) -> list[str]:
     return name + ([f"rank {row['rank']}"] if len(run.ranks) > 1 else [])
 
 
-def _make_table(run: Run, rows: Rows, stats: Sequence[str], *, limit: int) -> Table:
+def _make_table(run: Run, rows: Rows, stats: Sequence[str], *, limit: int, empty: str) -> Table:
     total = len(rows)
     if limit and total > limit:
         rows = rows.take(np.arange(total - limit, total))
@@ -111,7 +113,7 @@ def _make_table(run: Run, rows: Rows, stats: Sequence[str], *, limit: int) -> Ta
         tuple(Cell(value, _tone(name, value)) for name, value in zip(names, row, strict=True))
         for row in zip(*lists, strict=True)
     )
-    return Table(tuple(columns), cells, empty=_say_empty(run), note=_note(run, total, len(rows)))
+    return Table(tuple(columns), cells, empty=empty, note=_note(run, total, len(rows)))
 
 
 _TITLES: Final = {"ordinal": "call"}
@@ -132,15 +134,30 @@ def _tone(name: str, value: Any) -> str:
     return "bad" if isinstance(value, float) and not np.isfinite(value) else "plain"
 
 
-def _say_empty(run: Run) -> str:
-    """Say which steps there would be: most runs are recorded in full only now and then."""
+def _say_empty(run: Run, site: str | None, kind: Sequence[str] | None) -> str:
+    """Say what there would be: other kinds, parts of an output, or other steps than those asked for."""
     full = recorded_steps(run)
     if not len(full):
         return "no statistics were recorded"
+    first, last = int(full[0]), int(full[-1])
+    if not len(run.stats(site, kind, step=last, columns=["count"])):
+        parts = _join_some([each.name for each in run.sites if each.name.startswith(f"{site}[")])
+        if parts:
+            return f"no statistics fit; what {site} gives has parts: {parts}"
+        kinds = _join_some(run.stats(site, step=last, columns=["count"])["kind"].tolist())
+        if kinds and kind:
+            return f"no statistics fit; at step {format_integer(last)} there are these kinds: {kinds}"
     return (
         f"no statistics fit; the run has {format_integer(len(full))} steps with statistics, from step "
-        f"{format_integer(int(full[0]))} to {format_integer(int(full[-1]))}"
+        f"{format_integer(first)} to {format_integer(last)}"
     )
+
+
+def _join_some(names: list[str]) -> str:
+    """Return the different names, the first few of very many."""
+    found = list(dict.fromkeys(names))
+    more = [f"and {len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
+    return ", ".join([*found[:_MOST_NAMES], *more])
 
 
 def _note(run: Run, total: int, shown: int) -> str:
