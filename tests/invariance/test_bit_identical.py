@@ -17,6 +17,10 @@ DIGESTS = 9
 EVERYTHING = ("--budget", "off", "--kinds", "all", "--snapshots", "every:2")
 
 
+TORN_DOWN = "terminate called without an active exception"
+"""What torch says, now and then and without clew, when threads of its process groups are still there at the exit."""
+
+
 def pytest_generate_tests(metafunc):
     if "loop" in metafunc.fixturenames:
         wanted = [
@@ -30,6 +34,8 @@ def test_run(loop: Loop, zygote, tmp_path):
     under_clew = ["-m", "clew", "run", *EVERYTHING, "--out", str(tmp_path / "runs"), str(loop.path)]
     jobs = [job(tmp_path / "plain", [str(loop.path)], loop), job(tmp_path / "clew", under_clew, loop)]
     plain, under_clew = run_apart(*jobs) if "process" in loop.promises else zygote.run(*jobs)
+    if TORN_DOWN in plain.stderr:
+        plain = run_apart(job(tmp_path / "again", [str(loop.path)], loop))[0]
     assert_is_a_training(plain)
     assert_same(plain, under_clew, speaks=loop.promises.get("stderr") == "clew")
     if "gap" in loop.promises:
