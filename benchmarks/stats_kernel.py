@@ -45,7 +45,7 @@ def make_job(variant, job):
     """Return the job with its variant of the kernel chosen first; choosing costs 0.1 microseconds."""
 
     def run():
-        compiled.built.select(variant)
+        compiled.BUILT.select(variant)
         job()
 
     return run
@@ -62,7 +62,7 @@ def measure_sizes(table, rounds):
         x = torch.randn(size)
         jobs = {
             f"{variant} {name}": make_job(variant, lambda x=x, asked=asked: table.measure(x, 0, **asked))
-            for variant in compiled.built.variants()
+            for variant in compiled.BUILT.variants()
             for name, asked in ASKED.items()
         }
         jobs |= {"read (torch.sum)": x.sum, "torch operations": lambda x=x: by_operations(x)}
@@ -97,13 +97,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     rounds = parser.parse_args().rounds
-    if compiled.built is None:
+    if compiled.BUILT is None:
         raise SystemExit("the kernel is not built: there is nothing to measure")
     table = rows.Rows(hashes=True, hists=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     measure_sizes(table, rounds)
-    compiled.built.select("")
+    compiled.BUILT.select("")
     torch.set_num_threads(threads)
     measure_many(table, rounds, threads)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clew.model.schema import STAT_INDEX
 from clew.stats import compiled, reference, rows, spec
 
-WAYS = (*((*compiled.built.variants(), "asked") if compiled.built else ()), "torch")
+WAYS = (*((*compiled.BUILT.variants(), "asked") if compiled.BUILT else ()), "torch")
 """The kernel's variants, the best of them where tensors are asked for want of an exchange table, torch operations."""
 BEST = WAYS[-3] if len(WAYS) > 2 else "torch"
 
@@ -28,16 +28,16 @@ def measured_by(way: str):
         if way == "torch":
             rows.KERNEL = None
         elif way == "asked":
-            compiled.tell_of_torch(compiled.built, has_exchange=False)
+            compiled.tell_of_torch(compiled.BUILT, has_exchange=False)
         else:
-            compiled.built.select(way)
+            compiled.BUILT.select(way)
         yield
     finally:
         rows.KERNEL = kernel
-        if compiled.built:
-            compiled.built.select("")
+        if compiled.BUILT:
+            compiled.BUILT.select("")
             if way == "asked":
-                compiled.tell_of_torch(compiled.built)
+                compiled.tell_of_torch(compiled.BUILT)
 
 
 def measure(tensor, way=BEST, *, threads=0):

@@ -15,7 +15,7 @@ from clew.errors import UsageError
 from clew.stats import compiled, reference
 from clew.stats.rows import Rows
 
-pytestmark = pytest.mark.skipif(compiled.built is None, reason="no kernel was built")
+pytestmark = pytest.mark.skipif(compiled.BUILT is None, reason="no kernel was built")
 
 LARGE = 2_500_003
 
@@ -120,9 +120,9 @@ def test_the_environment_chooses_the_kernel(monkeypatch):
     monkeypatch.setenv("CLEW_KERNEL", "torch")
     assert compiled.load_kernel() is None
     monkeypatch.setenv("CLEW_KERNEL", WAYS[0])
-    assert compiled.load_kernel() is compiled.built
+    assert compiled.load_kernel() is compiled.BUILT
     monkeypatch.delenv("CLEW_KERNEL")
-    assert compiled.load_kernel() is compiled.built
+    assert compiled.load_kernel() is compiled.BUILT
 
 
 def test_a_wrong_kernel_is_named_with_the_right_ones(monkeypatch):

@@ -16,6 +16,7 @@ from clew.compare import metric
 from clew.compare.tolerance import tolerance_of
 from clew.model.schema import STAT_NAMES
 from clew.stats import reference
+from clew.stats.built import BUILT
 from clew.store.checkpoint_bytes import FileBytes, cut_off, unreadable
 from clew.store.checkpoint_dtype import widen
 
@@ -30,14 +31,9 @@ if TYPE_CHECKING:
     Row = NDArray[np.float64]
 
 try:
-    from clew.stats import _kernel as kernel
-except ImportError:  # not built: numpy does the work
-    kernel = None  # type: ignore[assignment]
-try:
     from clew.compare import _pair as pair
 except ImportError:
     pair = None  # type: ignore[assignment]
-_kernel: ModuleType | None = kernel
 _pair: ModuleType | None = pair
 
 BLOCK_BYTES: Final = 1 << 20
@@ -71,12 +67,12 @@ def summarise(tensor: StoredTensor) -> Row:
 def summarise_block(block: NDArray[Any], tensor: StoredTensor) -> Row:
     """Return the row of statistics of one block in its carrier type."""
     name = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}.get(tensor.dtype, tensor.dtype)
-    if _kernel is None or name not in KERNEL_TYPES:
+    if BUILT is None or name not in KERNEL_TYPES:
         return reference.summarise(widen(block, tensor.element))
     row = np.empty(len(STAT_NAMES))
     count = len(block) * (2 if tensor.element.kind == "complex" else 1)
     code = KERNEL_TYPES.index(name)
-    _kernel.measure_memory(block.ctypes.data, code, count, row.ctypes.data, 0, 0)
+    BUILT.measure_memory(block.ctypes.data, code, count, row.ctypes.data, 0, 0)
     return row
 
 

@@ -238,11 +238,19 @@ static void run_unlocked(const Task *tasks, int64_t n, Piece *totals, int64_t by
     Py_END_ALLOW_THREADS
 }
 
+static int has_count(Py_ssize_t n, Py_ssize_t expected)
+{
+    if (n != expected)
+        PyErr_SetString(PyExc_TypeError, "wrong number of arguments");
+    return n == expected;
+}
+
+/* For what asks tensors. */
 static int check_count(Py_ssize_t n, Py_ssize_t expected)
 {
-    if (n == expected && plain_types)
-        return 1;
-    PyErr_SetString(PyExc_TypeError, plain_types ? "wrong number of arguments" : "configure() comes first");
+    if (plain_types)
+        return has_count(n, expected);
+    PyErr_SetString(PyExc_TypeError, "configure() comes first");
     return 0;
 }
 
@@ -397,10 +405,8 @@ static PyObject *measure_memory(PyObject *module, PyObject *const *args, Py_ssiz
     Piece piece;
     (void)module;
     memset(&task, 0, sizeof task);
-    if (n != 6) {
-        PyErr_SetString(PyExc_TypeError, "wrong number of arguments");
+    if (!has_count(n, 6))
         return NULL;
-    }
     task.data = as_address(args[0]);
     task.type = task.measured = (int)PyLong_AsLong(args[1]);
     task.count = PyLong_AsLongLong(args[2]);

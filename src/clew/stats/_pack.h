@@ -38,10 +38,8 @@ PyDoc_STRVAR(pack_histograms_doc, "pack_histograms(counts, rows, ends, packed)\n
 static PyObject *pack_histograms(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
-    if (n != 4) {
-        PyErr_SetString(PyExc_TypeError, "wrong number of arguments");
+    if (!has_count(n, 4))
         return NULL;
-    }
     const uint32_t *counts = as_address(args[0]);
     int64_t rows = PyLong_AsLongLong(args[1]), *ends = as_address(args[2]);
     uint8_t *start = as_address(args[3]), *to = start;

@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from clew.errors import UsageError, suggest
+from clew.stats.built import BUILT
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-built: ModuleType | None
-try:
-    from clew.stats import _kernel as built
-except ImportError:  # no compiler when the package was installed: the torch path does the work
-    built = None
 
 ELEMENT_TYPES: Final = (
     "float32",
@@ -57,18 +52,18 @@ def load_kernel() -> ModuleType | None:
             where="environment",
             next_step=suggest(choice, CHOICES) or f"use one of {', '.join(CHOICES)}, or unset it",
         )
-    if built is None or choice == "torch":
+    if BUILT is None or choice == "torch":
         return None
     try:
-        built.select(choice)
+        BUILT.select(choice)
     except ValueError:
         raise UsageError(
             f"CLEW_KERNEL is '{choice}', which this processor cannot run",
             where="environment",
-            next_step=f"use one of {', '.join(built.variants())}, or unset it",
+            next_step=f"use one of {', '.join(BUILT.variants())}, or unset it",
         ) from None
-    tell_of_torch(built)
-    return built
+    tell_of_torch(BUILT)
+    return BUILT
 
 
 def tell_of_torch(kernel: ModuleType, *, has_exchange: bool = True) -> None:

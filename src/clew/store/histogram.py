@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clew.model.schema import HIST_BINS
+from clew.stats.built import BUILT
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from numpy.typing import NDArray
-
-try:
-    from clew.stats import _kernel as kernel
-except ImportError:
-    kernel = None  # type: ignore[assignment]
-_kernel: ModuleType | None = kernel
 
 _LONGEST = HIST_BINS // 8 + 4 * HIST_BINS
 _HEAD = HIST_BINS // 16  # words of 16 bits
@@ -30,13 +23,13 @@ _HEAD = HIST_BINS // 16  # words of 16 bits
 
 def pack(histograms: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Pack rows of ``HIST_BINS`` counts; returns the offsets (one more than rows) and the bytes."""
-    if _kernel is None:
+    if BUILT is None:
         return pack_slowly(histograms)
     counts = np.ascontiguousarray(histograms, np.uint32)
     rows = len(counts)
     offsets, packed = np.zeros(rows + 1, np.int64), np.empty(rows * _LONGEST, np.uint8)
     ends = offsets[1:]
-    _kernel.pack_histograms(counts.ctypes.data, rows, ends.ctypes.data, packed.ctypes.data)
+    BUILT.pack_histograms(counts.ctypes.data, rows, ends.ctypes.data, packed.ctypes.data)
     return offsets, packed[: offsets[-1]]
 
 

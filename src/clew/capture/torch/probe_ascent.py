@@ -59,10 +59,9 @@ class _Ways:
     def compare(self) -> bool:
         """Compare the step with the gradients; return whether anything has moved."""
         kept, self.kept = self.kept, []
-        ways = [_find_way(each) for each in kept]
-        if not any(way is not None for way in ways):
+        moved = [way for way in map(_find_way, kept) if way is not None]
+        if not moved:
             return False
-        moved = [way for way in ways if way is not None]
         self.ups += all(way > _ALONG for way in moved)
         self.downs += all(way < -_ALONG for way in moved)
         return True
@@ -117,18 +116,20 @@ class AscentProbe:
         with torch.no_grad():
             ways.compare()
         if ways.ups + ways.downs == _STEPS:
-            living = [entry.ref() for entry in self.optimizers.entries.values()]
-            others = [each for each in living if each is not None and each is not optimizer]
+            others = [each for each in self._list_living() if each is not optimizer]
             self._tell(ways, {**self.events.know(optimizer).tell(), "others": len(others)})
             self._rest_if_done()
 
     def _rest_if_done(self) -> None:
         """Hear nothing any more once the ways of all optimizers are known; loops without one are heard by the pass."""
-        living = [entry.ref() for entry in self.optimizers.entries.values()]
-        waiting = [each for each in living if each is not None and not _is_torchs(each)]
+        waiting = [each for each in self._list_living() if not _is_torchs(each)]
         ways = [self._own.get(id(optimizer)) for optimizer in waiting]
         if self._patches is not None and all(each and each.ups + each.downs >= _STEPS for each in ways):
             self._patches.hush((self,), (self.events.on_stepping, self.events.on_stepped))
+
+    def _list_living(self) -> list[torch.optim.Optimizer]:
+        living = [entry.ref() for entry in self.optimizers.entries.values()]
+        return [optimizer for optimizer in living if optimizer is not None]
 
     # ---------------------------------------------------------------- by hand
 

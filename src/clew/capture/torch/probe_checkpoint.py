@@ -12,7 +12,6 @@ import torch
 from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import local_part
 from clew.capture.torch.probe_events import find_line
-from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -326,11 +325,8 @@ def _find_parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 def _glance_at(tensors: list[torch.Tensor | None]) -> Glance:
     values: Glance = ()
     for tensor in tensors:
-        quick = KERNEL.glance(tensor, _GLANCE) if KERNEL is not None and tensor is not None else None
-        if quick is not None:
-            values += quick
-        elif tensor is not None and tensor.layout == torch.strided and not tensor.is_meta:
-            values += glance(local_part(tensor), _GLANCE)
+        if tensor is not None and tensor.layout == torch.strided:
+            values += glance(tensor, _GLANCE)
     return values
 
 
