@@ -56,6 +56,16 @@ stacks = Extension(
     optional=True,
 )
 
+ending = Extension(
+    "clew.capture._ending",
+    sources=["src/clew/capture/_ending.c"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
+    extra_compile_args=["/std:c11"] if sys.platform == "win32" else ["-O1", "-std=c11"],
+    py_limited_api=STABLE,
+    optional=True,
+)
+
 setup(
-    ext_modules=[kernel, pair, stacks], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {}
+    ext_modules=[kernel, pair, stacks, ending],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

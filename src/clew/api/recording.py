@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clew.api.explaining import Explaining
     from clew.api.stopping import Stopping
     from clew.capture.crash import CrashWatch
+    from clew.capture.ending import Ending
     from clew.capture.settings import Settings
     from clew.capture.torch.crash_worker import WorkerStacks
     from clew.capture.torch.recorder import Recorder
@@ -72,6 +73,8 @@ class Recording:
         self._status: Any = None
         self._crash: CrashWatch | None = None
         self._worker_stacks: WorkerStacks | None = None
+        self._ending: Ending | None = None
+        self._end_word = ""
         self.card: dict[str, Any] | None = None
         """What is known of the exception that ended the training."""
         self._snapshots: SnapshotLens | None = None
@@ -104,6 +107,7 @@ class Recording:
         from clew.api.progress import Progress
         from clew.api.snapshotting import keep_snapshots
         from clew.capture.crash import CrashWatch
+        from clew.capture.ending import Ending
         from clew.capture.torch.crash_worker import WorkerStacks
         from clew.capture.torch.session import TorchSession
         from clew.model.sink import Tee
@@ -159,6 +163,8 @@ class Recording:
         self._session.start()
         self._stopping = self._make_stopping()
         self._stopping.start()
+        self._ending = Ending(self._save, self._leave, tell=self._tell_end)
+        self._ending.start()
 
     def _give_up(self) -> None:
         """Leave everything as it was found: the recording could not begin."""
@@ -224,7 +230,7 @@ class Recording:
         """Stop watching, close the run and say where it is; a fault here is told and goes no further."""
         if os.getpid() != self._pid:
             return
-        watchers = (self._stopping, self._worker_stacks, self._crash)
+        watchers = (self._ending, self._stopping, self._worker_stacks, self._crash)
         self._attempt(
             lambda: close_meeting(self.folder), *(each.stop for each in watchers if each is not None)
         )
@@ -248,6 +254,32 @@ class Recording:
             lambda: explaining.explain_later(self.folder) if explaining is not None else None,
             self._say_goodbye,
         )
+
+    def _save(self, end: str) -> Callable[[], None]:
+        """Write what there is: something ends the process past Python's own end. Return what takes that back."""
+        assert self._writer is not None  # start() has made both
+        assert self._info is not None
+        writer, info, before = self._writer, self._info, replace(self._info)
+        self.session.recorder.save()
+        writer.flush()
+        info.notes, info.ended = [*self._closing_notes(None), f"ended by {end}"], provenance.now()
+        writer.update_info(info)
+        writer.flush()
+
+        def take_back() -> None:
+            info.notes, info.ended = before.notes, before.ended
+            writer.update_info(info)
+
+        return take_back
+
+    def _tell_end(self, end: str) -> None:
+        if self._is_script:
+            self.tell(f"clew: {end} ends the script; recorded: {self._shown}")
+
+    def _leave(self, end: str, exit_code: int) -> None:
+        """Do what is done at the end: the script leaves past Python's own."""
+        self._end_word = end
+        self.finish("complete" if self._is_script else "died", exit_code=exit_code)
 
     def _attempt(self, *actions: Callable[[], object]) -> None:
         """Do what is to be done at the end, one thing after the other, whatever becomes of each."""
@@ -302,6 +334,8 @@ class Recording:
                 f"budget {self.settings.budget:.0%}" if schedule.every is None else f"every {schedule.every}"
             )
             notes.append(f"thinned: {schedule.recorded} of {total} steps recorded in full ({how})")
+        if self._end_word:
+            notes.append(f"ended by {self._end_word}")
         if error is not None:
             from clew.replay.exception_hint import read_message
 

@@ -47,8 +47,8 @@ def tell_end(run: Run) -> list[Block]:
 
 def _say_killed(run: Run) -> str:
     return (
-        f"the process ended without a word {_say_how_far(run)}: it was killed, the machine ran out of memory or "
-        "power, or the script left by os._exit or exec"
+        f"the process ended without a word {_say_how_far(run)}: it was killed (SIGKILL), or the machine ran out "
+        "of memory or power"
     )
 
 

@@ -51,6 +51,7 @@ _MEMORY_SECONDS: Final = 0.1
 _LONGEST_BACKLOG: Final = 32
 _SIXTEEN: Final = 16
 _BACKLOG_SECONDS: Final = 0.25
+_SAVE_SECONDS: Final = 1.0
 
 OTHER_THREADS: Final = "several threads train at once; the first one is recorded, the others are left alone"
 
@@ -525,6 +526,17 @@ class Recorder:
         if self.keys or self.waiting or self.losses:
             self.end_step(partial=True)
         self.hand_over()
+
+    def save(self) -> None:
+        """Hand over what there is, from any thread: the process is about to end in the middle of something."""
+        if not self.lock.acquire(timeout=_SAVE_SECONDS):
+            return
+        try:
+            if self.closing:
+                self.end_step()
+            self.hand_over()
+        finally:
+            self.lock.release()
 
     def is_child(self) -> bool:
         """Return whether this is a forked copy: nothing in it may write."""

@@ -1,0 +1,6 @@
+"""A last word before a signal ends the process; empty where the system has no such signals."""
+
+from collections.abc import Callable, Sequence
+
+def arm(function: Callable[[int], object], signals: Sequence[int], /) -> bool: ...
+def disarm() -> None: ...

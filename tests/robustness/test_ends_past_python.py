@@ -1,0 +1,103 @@
+"""Ends that pass Python by, a signal, ``os._exit``, ``os.execv``, stay as they were and lose no step of the record."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+import clew
+from zygote import Job
+
+TRAIN = """
+import os, signal, sys, threading, time
+import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(7):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().mean().backward()
+    optimizer.step()
+print("trained", signal.getsignal(signal.SIGTERM), flush=True)
+def later(action):
+    threading.Thread(target=lambda: (time.sleep(0.05), action())).start()
+def end(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+"""
+
+# Name: the script's end, the state of the record, and what it says of the end.
+ENDS = {
+    "its own signal": ("end(); print('not reached', flush=True)", "died", "SIGTERM"),
+    "asleep": ("later(end); time.sleep(60); print('not reached', flush=True)", "died", "SIGTERM"),
+    "at work": ("later(end)\nwhile True: pass", "died", "SIGTERM"),
+    "waiting for a thread": ("later(end); threading.Event().wait()", "died", "SIGTERM"),
+    "hang up": ("end(signal.SIGHUP); print('not reached', flush=True)", "died", "SIGHUP"),
+    "alarm": ("signal.setitimer(signal.ITIMER_REAL, 0.05); time.sleep(60)", "died", "SIGALRM"),
+    "handler of its own": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); end(); time.sleep(60)",
+        "complete",
+        "",
+    ),
+    "no text is flushed": ("print('in the buffer'); end()", "died", "SIGTERM"),
+    "at once": ("print('in the buffer'); os._exit(7)", "complete", "os._exit(7)"),
+    "at once by a thread": ("later(lambda: os._exit(6)); time.sleep(60)", "died", "os._exit(6)"),
+    "another program": ("os.execlp('sh', 'sh', '-c', 'echo other; exit 5')", "died", "os.execv"),
+    "no other program": (
+        "try: os.execv('/nowhere/at/all', ['all'])\nexcept OSError as error: print(error)",
+        "complete",
+        "",
+    ),
+    "a forked copy": (
+        """
+        for act in (end, lambda: os._exit(3), lambda: os.execv('/bin/sh', ['sh', '-c', 'exit 4'])):
+            child = os.fork()
+            if not child:
+                act()
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        "complete",
+        "",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def endings(zygote, tmp_path_factory):
+    """Run every end plain and under clew, all at once."""
+    folder, jobs = tmp_path_factory.mktemp("ends"), []
+    for number, (text, *_) in enumerate(ENDS.values()):
+        script = folder / f"{number}.py"
+        script.write_text(TRAIN + textwrap.dedent(text))
+        for side, words in (("plain", []), ("clew", ["-m", "clew", "run", "--budget", "off"])):
+            place = folder / f"{number}-{side}"
+            place.mkdir()
+            jobs.append(Job(place, [*words, str(script)]))
+    done = zygote.run(*jobs)
+    return dict(zip(ENDS, zip(done[::2], done[1::2], strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_end_is_the_same_and_every_step_is_there(name, endings):
+    plain, under_clew = endings[name]
+    assert (under_clew.code, under_clew.stdout) == (plain.code, plain.stdout)
+    assert under_clew.own_stderr == plain.stderr
+    _, state, end = ENDS[name]
+    (folder,) = (under_clew.folder / "runs").iterdir()
+    run = clew.open_run(folder)
+    assert (run.state, len(run.scalars("loss")["loss"]), run.problems) == (state, 7, [])
+    said = [note for note in run.info.notes if note.startswith("ended by")]
+    assert said == ([f"ended by {end}"] if end else [])
+    assert bool(run.info.ended)
+
+
+def test_watch_leaves_signals_and_functions_as_they_were(tmp_path):
+    """Also where recordings overlap: the first one that ends does not end it for the other."""
+    import os
+
+    import torch
+
+    before = (os._exit, os.execv, os.execve)
+    outer = clew.watch(torch.nn.Linear(2, 2), out=str(tmp_path), name="outer")
+    with outer, clew.watch(torch.nn.Linear(2, 2), out=str(tmp_path), name="inner"):
+        assert os._exit is not before[0]
+    assert (os._exit, os.execv, os.execve) == before
