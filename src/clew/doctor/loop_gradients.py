@@ -114,8 +114,9 @@ def gradients_erased(case: Case) -> Iterator[Found]:
     "step-before-backward",
     severity="warning",
     watches="the order of forward, backward and step",
-    threshold="the first step comes before any backward, and 2 later ones between a forward and its backward",
-    silent="a single step on nothing, to set up an optimizer, is followed by steps in the right order",
+    threshold="the first step comes before any backward, and 2 later ones between a forward and its backward, or at "
+    "the same line",
+    silent="a single step on nothing, to set up an optimizer, stands elsewhere and steps in the right order follow",
     hint="call backward before step",
     needs=("probe:gradients", "optimizer"),
     explains=("O02", "O11", "V02", "O01", "L08", "M05", "M03"),

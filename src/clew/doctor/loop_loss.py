@@ -129,11 +129,15 @@ def _find_picked(case: Case) -> Iterator[Found]:
     )
 
 
+_OF_SCORES: Final = ("bce_logits", "log_sigmoid", "soft_margin")
+"""Losses that take a sigmoid of what they are given."""
+
+
 @rule(
     "L03",
     "sigmoid-before-bce-logits",
     severity="error",
-    watches="what enters binary cross-entropy with logits",
+    watches="what enters binary cross-entropy with logits, a soft margin or a log-sigmoid",
     threshold="the output of a sigmoid or softmax; 2 losses",
     silent="the loss contains a sigmoid of its own: no right loss has two",
     hint="give the loss the scores themselves",
@@ -142,7 +146,7 @@ def _find_picked(case: Case) -> Iterator[Found]:
 )
 def sigmoid_before_bce_logits(case: Case) -> Iterator[Found]:
     """Binary cross-entropy with logits is given probabilities."""
-    found = find_often(case, lambda t: t["form"] == "bce_logits" and t["above"] in ("Sigmoid", "Softmax"))
+    found = find_often(case, lambda t: t["form"] in _OF_SCORES and t["above"] in ("Sigmoid", "Softmax"))
     given = find_given(case, "bce_logits")
     if given and not found:
         word = given[0]["above"]
@@ -160,7 +164,8 @@ def sigmoid_before_bce_logits(case: Case) -> Iterator[Found]:
             int(note["step"]),
             evidence={"input": word, "losses": times},
             source=note["source"],
-            hint=f"take the {word} out of the model, or use binary_cross_entropy without logits",
+            hint=f"take the {word} out of the model: the loss has one of its own"
+            + (" (or use binary_cross_entropy without logits)" if term["form"] == "bce_logits" else ""),
         )
 
 

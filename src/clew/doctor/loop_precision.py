@@ -17,6 +17,8 @@ _PROBLEMS: Final = {
     "clip": "the gradients clipped{at} are still multiplied by {scale:g}: call scaler.unscale_(optimizer) before",
     "cut": "the gradients were cut off at a value before scaler.step(){at}, still multiplied by {scale:g}: call "
     "scaler.unscale_({optimizer}) before clipping",
+    "clipped": "the gradients were clipped by hand before scaler.step(){at}, still multiplied by {scale:g}: call "
+    "scaler.unscale_({optimizer}) before",
     "unscaled loss": "scaler.step(){at} divides gradients by {scale:g} that were never multiplied: call "
     "scaler.scale(loss).backward()",
 }

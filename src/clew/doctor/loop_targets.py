@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from clew.doctor.loop_loss import find_often
 from clew.doctor.rule import Found, rule
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _BAD_INDEX: Final = re.compile(
     "D02",
     "target-out-of-range",
     severity="error",
-    watches="the targets of cross-entropy and binary cross-entropy",
+    watches="the targets of cross-entropy, binary cross-entropy and CTC",
     threshold="a class below 0 or beyond the last one, not ignore_index; a probability outside 0 to 1",
     silent="the loss itself defines what is legal",
     hint="map the labels to 0 … C-1, give the model one output per class, divide masks by 255",
@@ -47,7 +48,24 @@ def target_out_of_range(case: Case) -> Iterator[Found]:
         if term["form"] in ("bce", "bce_logits")
         and not 0 <= term.get("lowest", 0) <= term.get("highest", 1) <= 1
     ]
-    if len(wrong) >= min(2, case.notes["loss-head"].total if wrong else 2):
+    beyond = find_often(
+        case,
+        lambda t: (
+            t["form"] == "ctc" and not 0 <= t.get("lowest", 0) <= t.get("highest", 0) < t.get("classes", 1)
+        ),
+    )
+    if beyond:
+        note, term, times = beyond
+        classes = term["classes"]
+        evidence = {"lowest_target": term["lowest"], "highest_target": term["highest"], "classes": classes}
+        hint = (
+            f"CTC labels run from {term['lowest']} to {term['highest']} but the scores have {classes} classes, blank "
+            "included: give the model one output more than there are labels"
+        )
+        yield Found(
+            int(note["step"]), evidence={**evidence, "losses": times}, source=note["source"], hint=hint
+        )
+    elif len(wrong) >= min(2, case.notes["loss-head"].total if wrong else 2):
         note, term = wrong[0]
         yield Found(
             int(note["step"]),

@@ -17,6 +17,8 @@ _STALE: Final = {
     "after the step",
     "not a copy": "the state_dict kept at step {since} shares its memory with the model and has changed with it: keep "
     "copy.deepcopy(model.state_dict())",
+    "its own tensors": "the weights loaded{at} are the model's own tensors, kept without a copy, so nothing changes: "
+    "keep {{name: p.detach().clone() for name, p in model.named_parameters()}}",
 }
 
 
@@ -92,7 +94,7 @@ def _tell_names(note: dict[str, Any]) -> str:
     "stale-checkpoint",
     severity="warning",
     watches="weights that are saved, and those that the model holds or has held after each step",
-    threshold="exactly those of an earlier step, or a kept state_dict that has changed with the model",
+    threshold="exactly those of an earlier step, or a kept state that has changed with the model",
     silent="averages are those of no step; copies from an evaluation or the lowest loss are kept on purpose",
     hint="save model.state_dict() after the step; keep copies with copy.deepcopy",
     needs=("probe:checkpoint", "optimizer"),
@@ -102,7 +104,8 @@ def stale_checkpoint(case: Case) -> Iterator[Found]:
     for note in case.noted("stale-checkpoint"):
         yield Found(
             int(note["step"]),
-            evidence={"problem": note["problem"], "steps_behind": note["behind"]},
+            evidence={"problem": note["problem"]}
+            | ({"steps_behind": note["behind"]} if note["behind"] is not None else {}),
             source=note["source"],
             hint=_STALE[note["problem"]].format(
                 at=said_at(note["source"]), behind=note["behind"], since=note["from"]

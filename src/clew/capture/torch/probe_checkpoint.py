@@ -289,6 +289,8 @@ class CheckpointProbe:
             self._note("not-loaded", {**told, "expected": own[:_MOST_NAMES]})
         elif self._is_shared and kept is not None:
             self._tell_followed(kept.step)
+        elif self._is_shared and self.recorder.step >= _FEWEST_STEPS_BEHIND and self._models:
+            self._note("stale-checkpoint", {"problem": "its own tensors", "behind": None, "from": None})
 
 
 def _find_states(thing: Any, depth: int = 0) -> list[Mapping[str, Any]]:

@@ -74,8 +74,10 @@ class _State:
         self.passes = passes
         self.counts: dict[str, int] = {}
         self.was_early = False
+        self.early_line = ""
+        """Where the only step without gradients was taken, before any forward."""
         self.is_testing = False
-        self.sum = 0.0
+        self.sums: list[float] = []
 
     def end_look(self) -> None:
         """Forget the gradients that were followed, and count anew in the next look."""
@@ -194,7 +196,7 @@ class GradientProbe:
                 held.consumed = now
                 held.produced = None
                 held.is_stale = False
-            state.sum = _sum(state.smallest.grad) if state.smallest is not None else 0.0
+            state.sums = _add_up_some(state)
         else:
             state.end_look()
         state.steps += 1
@@ -218,9 +220,10 @@ class GradientProbe:
     def _judge(self, state: _State, optimizer: torch.optim.Optimizer) -> None:
         present = [held for held in state.held if held.parameter.grad is not None]
         if not self._passes and not present:
+            state.early_line = "" if state.was_early or self._is_fresh else find_line()
             state.was_early = True
             self._note(state, optimizer, "early", wrong=len(state.held))
-        elif state.was_early and self._is_fresh:
+        elif state.was_early and (self._is_fresh or state.early_line == find_line()):
             self._note(state, optimizer, "delayed", wrong=len(state.held))
         elif not self._is_fresh:
             self._judge_erased(state, optimizer, present)
@@ -254,10 +257,13 @@ class GradientProbe:
             self._note(state, optimizer, "erased", wrong=len(produced), cleared=self._cleared_at)
 
     def _judge_repeated(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
-        """The very gradients of the last step, unchanged; a sum tells tensors apart that share an address."""
-        if not present or any(_stamp(held) != held.consumed for held in present):
+        """The very gradients of the last step, in the same place; sums tell other numbers there apart.
+
+        How often they were written to says nothing: clipping does so even where it changes nothing.
+        """
+        if not present or any(not _is_same_tensor(held) for held in present):
             return
-        if state.smallest is not None and state.sum and _sum(state.smallest.grad) == state.sum:
+        if any(state.sums) and _add_up_some(state) == state.sums:
             self._note(state, optimizer, "repeated", wrong=len(present))
 
     def _judge_clip(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
@@ -363,6 +369,18 @@ def _after_pass(held: _Held, now: Stamp | None, *, is_testing: bool) -> None:
 
 def _stamp(held: _Held) -> Stamp | None:
     return stamp([held.parameter])[0]
+
+
+def _is_same_tensor(held: _Held) -> bool:
+    now = _stamp(held)
+    return now is not None and held.consumed is not None and now[0] == held.consumed[0]
+
+
+def _add_up_some(state: _State) -> list[float]:
+    """Return the sums of two gradients: of the smallest parameter and of the first."""
+    if state.smallest is None:
+        return []
+    return [_sum(each.grad) for each in {id(p): p for p in (state.smallest, state.parameters[0])}.values()]
 
 
 def _is_zero(gradient: torch.Tensor | None) -> bool:

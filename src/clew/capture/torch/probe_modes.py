@@ -57,7 +57,8 @@ class ModeProbe:
         self.events = events
         self._roots: dict[int, Root | None] = {}
         self._keys: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._since_pass: list[Root] = []
+        self._awaiting: list[Root] = []
+        """Roots that were called to be trained since a step of their own."""
         self._fed = Fed()
 
     def install(self, patches: Patches) -> None:
@@ -115,14 +116,13 @@ class ModeProbe:
     def _see_chain(self, root: Root, args: Any) -> None:
         """A model that is given what another one made: that one's output is no prediction."""
         if any(leaf.grad_fn is not None for leaf in list_leaves(args)):
-            for other in self._since_pass:
+            for other in self._awaiting:
                 other.is_inner = other.is_inner or other is not root
-        if root not in self._since_pass:
-            self._since_pass.append(root)
+        if root not in self._awaiting:
+            self._awaiting.append(root)
 
     def _see_pass(self, begins: bool) -> None:
         if begins:
-            self._since_pass.clear()
             self._see_use()
 
     def _see_use(self) -> None:
@@ -164,6 +164,8 @@ class ModeProbe:
                 if root.steps_in_eval in _EVAL_STEPS:
                     self._tell_eval_step(root)
             root.training_calls = root.eval_calls = 0
+            if root in self._awaiting:
+                self._awaiting.remove(root)
 
     def _tell_eval_step(self, root: Root) -> None:
         module = root.ref()

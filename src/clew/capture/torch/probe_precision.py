@@ -24,6 +24,8 @@ _CUT_LOOKS: Final = 6
 _FEWEST_NUMBERS: Final = 8
 _MOST_NUMBERS: Final = 4096
 _CUT_SHARE: Final = 0.1
+_CLIPPED: Final = 3
+"""Steps with one and the same norm of the gradients, whatever it was before, that make a clipping."""
 
 
 class PrecisionProbe:
@@ -44,6 +46,10 @@ class PrecisionProbe:
         self._given: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._tops: dict[int, tuple[float, float]] = {}
         self._cut_looks = 0
+        self._norms: weakref.WeakKeyDictionary[
+            torch.optim.Optimizer, tuple[float, list[tuple[float, float]]]
+        ] = weakref.WeakKeyDictionary()
+        """By optimizer: the norm of its scaled gradients after backward, and the norms before and at each step."""
 
     def install(self, patches: Patches) -> None:
         """Begin to follow."""
@@ -88,9 +94,8 @@ class PrecisionProbe:
             self._stepped.add(id(optimizer))
         if begins and self._is_scaled_pass and _scale_of(scaler) > 1.0:
             self._given.add(optimizer)
-            if _stage(scaler, optimizer) == "READY" and self._were_cut(optimizer):
-                self._scaler = scaler
-                self._note("cut", optimizer)
+            if _stage(scaler, optimizer) == "READY":
+                self._judge_cut(scaler, optimizer)
         if not begins or not self._passes or self._is_scaled_pass or _scale_of(scaler) <= 1.0:
             return
         if _stage(scaler, optimizer) == "READY" and _has_gradients(optimizer):
@@ -107,12 +112,33 @@ class PrecisionProbe:
         if is_scaled and _has_gradients(optimizer):
             self._note("step", optimizer)
 
+    def _judge_cut(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        self._scaler = scaler
+        is_clipped = self._were_clipped(optimizer)
+        if self._were_cut(optimizer):
+            self._note("cut", optimizer)
+        elif is_clipped:
+            self._note("clipped", optimizer)
+
+    def _were_clipped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether gradients have one norm at every step that they did not have after backward."""
+        before, norms = self._norms.get(optimizer, (0.0, []))
+        if before:
+            norms.append((before, _measure_norm(optimizer)))
+        smaller = [(first, last) for first, last in norms[-_CLIPPED:] if last < 0.999 * first]
+        if len(smaller) < _CLIPPED:
+            return False
+        first, last = zip(*smaller, strict=True)
+        return bool(max(last) <= 1.001 * min(last) and max(first) > 1.01 * min(first))
+
     def _keep_tops(self) -> None:
         """Remember how many numbers of some scaled gradients lie at their top, before anybody can clip them."""
         self._tops.clear()
         if not self._is_scaled_pass or self._cut_looks >= _CUT_LOOKS:
             return
         for optimizer in list(self._given):
+            _, norms = self._norms.get(optimizer, (0.0, []))
+            self._norms[optimizer] = (_measure_norm(optimizer), norms)
             for parameter in _choose(optimizer):
                 self._tops[id(parameter)] = _measure_top(parameter.grad)
 
@@ -197,6 +223,19 @@ def _measure_top(gradient: torch.Tensor | None) -> tuple[float, float]:
         sizes = gradient.detach().reshape(-1)[:_MOST_NUMBERS].abs()
         top = sizes.max()
         return float(top), float((sizes == top).float().mean())
+
+
+def _measure_norm(optimizer: torch.optim.Optimizer) -> float:
+    """Return the norm of all gradients together."""
+    held = (p.grad for group in optimizer.param_groups for p in group["params"])
+    plain = [each.detach() for each in held if each is not None and each.layout == torch.strided]
+    with torch.no_grad():
+        norms = torch._foreach_norm(plain) if plain else ()
+        return (
+            float(torch.linalg.vector_norm(torch.stack([each.float().cpu() for each in norms])))
+            if norms
+            else 0.0
+        )
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

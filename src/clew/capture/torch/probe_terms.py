@@ -191,6 +191,38 @@ def _read_binary(node: Any, operands: Operands) -> dict[str, Any] | None:
     return term
 
 
+def _read_log_sigmoid(node: Any, _operands: Operands) -> dict[str, Any] | None:
+    """The loss of several labels is written with it: of the scores, and of the negative ones."""
+    above = feeder(node)
+    word = find_squashing(above if name_of(above) == "Neg" else node)
+    return {"form": "log_sigmoid", "above": word} if word in ("Sigmoid", "Softmax") else None
+
+
+def _read_margin(node: Any, _operands: Operands) -> dict[str, Any] | None:
+    return {"form": "soft_margin", "is_loss": True, "above": find_squashing(node)}
+
+
+# ---------------------------------------------------------------- sequences
+
+
+def _read_sequences(node: Any, operands: Operands) -> dict[str, Any] | None:
+    """CTC reads beyond its scores where a label has none, and says nothing: look at the labels themselves."""
+    term: dict[str, Any] = {"form": "ctc", "is_loss": True}
+    if not operands.saved.may_read(node):
+        return term
+    scores, labels = node._saved_log_probs, node._saved_targets.detach()
+    lengths = [int(each) for each in node._saved_target_lengths]
+    if not 0 < labels.numel() <= _MOST_ELEMENTS or labels.is_meta:
+        return term
+    used = (
+        [row[:length] for row, length in zip(labels, lengths, strict=True)] if labels.dim() == 2 else [labels]
+    )
+    counts = count_labels([each for each in used if each.numel()])
+    if counts:
+        term.update(lowest=min(counts), highest=max(counts), classes=scores.shape[-1])
+    return term
+
+
 # ---------------------------------------------------------------- differences
 
 
@@ -345,6 +377,11 @@ _READERS: Final[dict[str, Callable[[Any, Operands], dict[str, Any] | None]]] = {
     "LogSoftmaxBackward0": _read_log_softmax,
     "BinaryCrossEntropyWithLogitsBackward0": _read_binary,
     "BinaryCrossEntropyBackward0": _read_binary,
+    "SoftMarginLossBackward0": _read_margin,
+    "LogSigmoidBackward0": _read_log_sigmoid,
+    "LogSigmoidForwardBackward0": _read_log_sigmoid,
+    "CtcLossBackward0": _read_sequences,
+    "CtcLossBackward1": _read_sequences,
     "MseLossBackward0": _read_difference,
     "SmoothL1LossBackward0": _read_difference,
     "HuberLossBackward0": _read_difference,

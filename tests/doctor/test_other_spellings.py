@@ -1,0 +1,184 @@
+"""Faults in spellings that hide them, each beside the loop that looks like it and is right."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import blobs, mlp
+from torch import nn
+
+SGD, Adam = torch.optim.SGD, torch.optim.Adam
+
+
+def settings(steps=12, lr=0.05):
+    """Return a small model, its optimizer and batches."""
+    model = mlp()
+    x, y = blobs(32 * steps)
+    return model, SGD(model.parameters(), lr=lr), list(zip(x.split(32), y.split(32), strict=True))
+
+
+# ---------------------------------------------------------------- steps
+
+
+@pytest.mark.parametrize(("is_first", "ids"), [(True, ["O03"]), (False, [])])
+def test_a_step_at_the_head_of_every_turn(judge, is_first, ids):
+    def train():
+        model, optimizer, batches = settings()
+        if not is_first:
+            optimizer.step()  # sets the optimizer up
+        for x, y in batches:
+            if is_first:
+                optimizer.step()
+                optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            if not is_first:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+
+
+@pytest.mark.parametrize(("is_new", "ids"), [(False, ["O04"]), (True, [])])
+def test_a_second_step_on_gradients_that_were_clipped_once_more(judge, is_new, ids):
+    def train():
+        model, optimizer, batches = settings()
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if is_new:
+                for parameter in model.parameters():
+                    parameter.grad.copy_(
+                        torch.randn_like(parameter)
+                    )  # noise on purpose, written over the gradient
+            nn.utils.clip_grad_value_(model.parameters(), 100.0)
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+
+
+# ---------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize("loss", [F.multilabel_soft_margin_loss, F.soft_margin_loss])
+@pytest.mark.parametrize(("squash", "ids"), [(torch.sigmoid, ["L03"]), (lambda scores: scores, [])])
+def test_probabilities_in_a_loss_of_scores(judge, loss, squash, ids):
+    def train():
+        model, optimizer, batches = settings()
+        for x, _ in batches:
+            goal = (x[:, :3] > 0).float()
+            goal = 2 * goal - 1 if loss is F.soft_margin_loss else goal
+            optimizer.zero_grad()
+            loss(squash(model(x)), goal).backward()
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+
+
+@pytest.mark.parametrize(("classes", "ids"), [(5, ["D02"]), (6, [])])
+def test_labels_of_ctc_beyond_its_classes(judge, classes, ids):
+    """What lies behind the length of a sequence is padding and may be anything."""
+
+    def train():
+        model = nn.Linear(4, classes)
+        optimizer = Adam(model.parameters(), 1e-2)
+        lengths = torch.tensor([3, 2])
+        for _ in range(12):
+            labels = torch.tensor([[1, 5, 2], [3, 4, 99]])
+            scores = model(torch.randn(2, 9, 4)).log_softmax(-1).transpose(0, 1)
+            optimizer.zero_grad()
+            F.ctc_loss(scores, labels, torch.tensor([9, 9]), lengths, zero_infinity=True).backward()
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+    if ids:
+        assert judged["D02"].evidence["classes"] == classes
+
+
+# ---------------------------------------------------------------- scaled gradients
+
+
+@pytest.mark.parametrize(("is_unscaled", "ids"), [(False, ["N05"]), (True, [])])
+def test_scaled_gradients_clipped_by_hand(judge, is_unscaled, ids):
+    def train():
+        model, optimizer, batches = settings()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for x, y in batches:
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            if is_unscaled:
+                scaler.unscale_(optimizer)
+            norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))
+            for parameter in model.parameters():
+                parameter.grad.mul_(0.01 / norm)
+            scaler.step(optimizer)
+            scaler.update()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+
+
+def test_scaled_gradients_may_be_weighted(judge):
+    def train():
+        model, optimizer, batches = settings()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for number, (x, y) in enumerate(batches):
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            for parameter in model.parameters():
+                parameter.grad.mul_((1 + number) / len(batches))  # a warm-up
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert judge(train).ids == []
+
+
+# ---------------------------------------------------------------- weights that are kept
+
+
+@pytest.mark.parametrize(("is_copied", "ids"), [(False, ["P05"]), (True, [])])
+def test_best_weights_that_are_the_models_own(judge, is_copied, ids):
+    def train():
+        model, optimizer, batches = settings()
+        best = {}
+        for number, (x, y) in enumerate(batches):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if number == 4:
+                best = {name: p.data.clone() if is_copied else p.data for name, p in model.named_parameters()}
+        model.load_state_dict(best)
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+    if ids:
+        assert "own tensors" in judged["P05"].hint
+
+
+# ---------------------------------------------------------------- models that are called in train mode
+
+
+def test_a_generator_may_be_looked_at_in_train_mode(judge):
+    """Its fake samples are made once for both steps: the second loss comes after the other model's backward."""
+
+    def train():
+        maker = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+        critic = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+        of_maker, of_critic = Adam(maker.parameters(), 1e-3), Adam(critic.parameters(), 1e-3)
+        always = torch.randn(8, 4)
+        for step in range(30):
+            fake = maker(torch.randn(8, 4))
+            of_critic.zero_grad()
+            (F.softplus(-critic(torch.randn(8, 2))) + F.softplus(critic(fake.detach()))).mean().backward()
+            of_critic.step()
+            of_maker.zero_grad()
+            F.softplus(-critic(fake)).mean().backward()
+            of_maker.step()
+            if step % 6 == 5:
+                with torch.no_grad():
+                    maker(always)
+
+    assert judge(train).ids == []
