@@ -182,3 +182,41 @@ def test_a_generator_may_be_looked_at_in_train_mode(judge):
                     maker(always)
 
     assert judge(train).ids == []
+
+
+# ---------------------------------------------------------------- tokens that are to be repeated
+
+
+class Packed(nn.Module):
+    """Packs a sequence into one code and unpacks it; without a code, each place has its own token."""
+
+    def __init__(self, *, has_code):
+        super().__init__()
+        self.has_code = has_code
+        self.tokens = nn.Embedding(20, 16)
+        self.read = nn.GRU(16, 16, batch_first=True)
+        self.unpack = nn.Linear(16, 8 * 16)
+        self.scores = nn.Linear(16, 20)
+
+    def forward(self, ids):
+        seen, code = self.read(self.tokens(ids))
+        return self.scores(self.unpack(code[0]).view(-1, 8, 16).tanh() if self.has_code else seen)
+
+
+@pytest.mark.parametrize(
+    ("has_code", "steps", "ids"), [(True, 8, []), (False, 8, ["D15"]), (False, 2, ["D15"])]
+)
+def test_tokens_that_are_repeated(judge, has_code, steps, ids):
+    def train():
+        model = Packed(has_code=has_code)
+        optimizer = Adam(model.parameters(), 1e-3)
+        for _ in range(steps):
+            words = torch.randint(0, 20, (8, 8))
+            optimizer.zero_grad()
+            F.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+    if ids:
+        assert judged["D15"].step == 0

@@ -14,7 +14,7 @@ import select
 import signal
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -22,7 +22,15 @@ from torch import nn
 from clew.capture.process_copy import fall_silent, write_all
 from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import walk
-from clew.capture.torch.probe_change import Given, find_leak, find_mask, find_mixing, find_time
+from clew.capture.torch.probe_change import (
+    Given,
+    find_leak,
+    find_mask,
+    find_mixing,
+    find_spread,
+    find_time,
+    is_repeated,
+)
 from clew.capture.torch.probe_events import is_library
 from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.saved import walk_nodes
@@ -64,6 +72,8 @@ class _Model:
         self.first: tuple[float, ...] = ()
         self.causal_at: tuple[int, int] | None = None
         """Which of the inputs holds the tokens that the targets are the next ones of, and in which dimension."""
+        self.repeated_at: list[int] = []
+        """Which of the inputs hold tokens that are the targets themselves, place by place."""
 
 
 class AgainProbe:
@@ -78,6 +88,8 @@ class AgainProbe:
         self._sizes: dict[int, int] = {}
         self._patches: Patches | None = None
         self._is_asked = False
+        self._is_open = False
+        """It is not known yet what tokens are repeated for."""
         self._child = 0
         self._reading = -1
         self._since = 0.0
@@ -146,7 +158,22 @@ class AgainProbe:
                     targets = node._saved_target.detach()
                     times = ((at, find_time(each.detach(), targets)) for at, each in tokens)
                     model.causal_at = next(((at, time) for at, time in times if time is not None), None)
+                    self._see_repeated(
+                        model, [at for at, each in tokens if is_repeated(each.detach(), targets)]
+                    )
                 return
+
+    def _see_repeated(self, model: _Model, places: list[int]) -> None:
+        """Tokens that are to be repeated are a fault in a model of language, not in one that packs them: ask soon."""
+        model.repeated_at = places
+        if places and not self._is_open:
+            self._is_open = True
+            self.recorder.note("repeated-tokens", {"is_open": True})
+
+    def _close(self, spread: float | None) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.recorder.note("repeated-tokens", {"is_open": False, "spread": spread})
 
     # ---------------------------------------------------------------- asking
 
@@ -155,7 +182,7 @@ class AgainProbe:
             self._listen(0.0)
         elif self._is_asked and self._patches is not None:
             self._patches.hush((self,))
-        elif self.recorder.step >= _AT_STEP:
+        elif self.recorder.step >= _AT_STEP or (self._is_open and self._has_repeated()):
             self._ask()
 
     def _finish(self) -> None:
@@ -168,20 +195,28 @@ class AgainProbe:
             self._listen(_LAST_SECONDS)
         if self._child:
             self._end()
+        self._close(None)
+
+    def _has_repeated(self) -> bool:
+        """Return whether there are inputs to ask with what tokens are repeated for."""
+        models = self._models.values()
+        return any(model.repeated_at and model.given is not None for model in models)
 
     def _ask(self) -> None:
         self._is_asked = True
         models, self._models, self._tokens = list(self._models.values()), {}, None
         named = [
-            (self._name(module), model.causal_at, module, model.given)
+            _Question(self._name(module), model.causal_at, model.repeated_at, module, model.given)
             for model in models
             if model.given is not None and (module := model.ref()) is not None
         ]
-        for name, causal_at, module, _ in named:
-            if causal_at is None and _keeps_apart(module):
-                self.recorder.note("changed-input", {"site": name, "source": "", "mixing": 0.0, "leak": None})
-        named = [each for each in named if each[1] is not None or not _keeps_apart(each[2])]
+        for each in named:
+            if each.is_answered():
+                note = {"site": each.name, "source": "", "mixing": 0.0, "leak": None}
+                self.recorder.note("changed-input", note)
+        named = [each for each in named if not each.is_answered()]
         if not named or not _can_fork():
+            self._close(None)
             return
         self._reading, writing = os.pipe()
         self._since = time.monotonic()
@@ -218,8 +253,24 @@ class AgainProbe:
             answers = json.loads(text)
         except ValueError:
             return
+        spreads = [spread for answer in answers if (spread := answer.pop("spread", None)) is not None]
+        self._close(max(spreads, default=None))
         for answer in answers:
             self.recorder.note("changed-input", answer)
+
+
+class _Question(NamedTuple):
+    """A model and inputs to run it with again, and where they hold tokens that the targets follow or repeat."""
+
+    name: str
+    causal_at: tuple[int, int] | None
+    repeated_at: list[int]
+    module: torch.nn.Module
+    given: Given
+
+    def is_answered(self) -> bool:
+        """Return whether the layers alone say that samples do not mix, and nothing else is asked."""
+        return self.causal_at is None and not self.repeated_at and _keeps_apart(self.module)
 
 
 def _keeps_apart(module: torch.nn.Module) -> bool:
@@ -236,20 +287,19 @@ def _can_fork() -> bool:
     return hasattr(os, "fork") and is_alone and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def _live(models: list[tuple[str, tuple[int, int] | None, torch.nn.Module, Given]], writing: int) -> NoReturn:
+def _live(questions: list[_Question], writing: int) -> NoReturn:
     """Answer in the copy, silent, and be gone whatever happens."""
     try:
         fall_silent()
         torch.set_num_threads(1)  # the threads of the pool are not here
-        answers = [_try(name, causal_at, module, given) for name, causal_at, module, given in models]
+        answers = [_try(question) for question in questions]
         write_all(writing, json.dumps(answers).encode())
     finally:
         os._exit(0)
 
 
-def _try(
-    name: str, causal_at: tuple[int, int] | None, module: torch.nn.Module, given: Given
-) -> dict[str, Any]:
+def _try(question: _Question) -> dict[str, Any]:
+    name, causal_at, repeated_at, module, given = question
     answer: dict[str, Any] = {"site": name, "source": _find_forward(module)}
     module.eval()
     for part in module.modules():
@@ -258,6 +308,7 @@ def _try(
         try:
             answer["mixing"] = find_mixing(module, given)
             answer["leak"] = None if causal_at is None else find_leak(module, given, *causal_at)
+            answer["spread"] = find_spread(module, given, repeated_at) if repeated_at else None
             answer["mask"] = find_mask(module, given)
         except Exception as error:  # noqa: BLE001 - a model that cannot be run so is not judged
             answer["error"] = f"{type(error).__name__}: {error}"[:200]

@@ -15,6 +15,8 @@ from clew.capture.torch.probe_masks import MaskWatch
 _FEWEST_SAMPLES: Final = 3
 _SAME: Final = 0.99
 _NOISE: Final = 1e-6
+_REPEATED: Final = 0.98
+_SHORTEST: Final = 3
 
 
 class Given:
@@ -235,6 +237,57 @@ def find_leak(module: torch.nn.Module, given: Given, place: int, time: int) -> f
     if before is None or after is None:
         return None
     return _distance(before[:, :-1], after[:, :-1])
+
+
+def is_repeated(tokens: torch.Tensor, targets: torch.Tensor) -> bool:
+    """Return whether each target is the token at its own place."""
+    if targets.numel() != tokens.numel() or tokens.shape[1] < _SHORTEST:
+        return False
+    flat = targets.reshape(-1)
+    valid = flat >= 0
+    return bool(valid.any()) and float((flat == tokens.reshape(-1))[valid].float().mean()) > _REPEATED
+
+
+def find_spread(module: torch.nn.Module, given: Given, places: list[int]) -> float | None:
+    """Return how much further an output moves than all do on average when the token at its place is another one.
+
+    It is 1 where every output has all tokens from one code, as in an autoencoder, and more where it has its own.
+    """
+    before = given.run(module, _same)
+    leaves = [leaf for _, leaf in walk((given.args, given.kwargs))]
+    found = [_find_own_move(module, given, before, leaves[place]) for place in places]
+    known = [each for each in found if each is not None]
+    return max(known) if known else None
+
+
+def _find_own_move(
+    module: torch.nn.Module, given: Given, output: torch.Tensor | None, tokens: torch.Tensor
+) -> float | None:
+    before = _by_place(output, tokens, 1)
+    if before is None:
+        return None
+    length = tokens.shape[1]
+    shares: list[float] = []
+    for place in (0, length // 2, length - 1):
+        after = _by_place(given.run(module, _put_other(tokens, place)), tokens, 1)
+        moved = (
+            (after - before).abs().double().mean((0, 2)) if after is not None else before.new_zeros(length)
+        )
+        if float(moved.mean()) > 0:
+            shares.append(float(moved[place] / moved.mean()))
+    return sum(shares) / len(shares) if shares else None
+
+
+def _put_other(tokens: torch.Tensor, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a change that puts the token of another sequence in a place."""
+
+    def change(leaf: torch.Tensor) -> torch.Tensor:
+        changed = leaf.clone()
+        if leaf is tokens:
+            changed[:, place] = tokens.roll(1, 0)[:, (place + 1) % tokens.shape[1]]
+        return changed
+
+    return change
 
 
 def _by_place(output: torch.Tensor | None, tokens: torch.Tensor, time: int) -> torch.Tensor | None:
