@@ -220,3 +220,25 @@ def test_tokens_that_are_repeated(judge, has_code, steps, ids):
     assert judged.ids == ids, judged
     if ids:
         assert judged["D15"].step == 0
+
+
+# ---------------------------------------------------------------- parameters beside the model
+
+
+@pytest.mark.parametrize(("is_own", "ids"), [(True, ["M02"]), (False, [])])
+def test_a_model_that_runs_on_copies_of_its_parameters(judge, is_own, ids):
+    def train():
+        model = mlp()
+        copies = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        optimizer = SGD(model.parameters() if is_own else copies.values(), 0.05)
+        x, y = blobs()
+        for _ in range(8):
+            optimizer.zero_grad()
+            F.cross_entropy(torch.func.functional_call(model, copies, (x,)), y).backward()
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+    if ids:
+        assert judged["M02"].step <= 2
+        assert "give the optimizer the copies" in judged["M02"].hint

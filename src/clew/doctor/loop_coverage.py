@@ -93,6 +93,11 @@ def optimizer_holds_dead_parameters(case: Case) -> Iterator[Found]:
                 f"{note['optimizer']}, made{said_at(note['made'])}, holds no parameter of {models}: build it "
                 "after the model was copied, wrapped, replaced or moved"
             )
+            if note.get("copied"):
+                hint = (
+                    f"{models} runs on copies of the parameters that {note['optimizer']}, made{said_at(note['made'])}, "
+                    "holds: give the optimizer the copies, such as params.values()"
+                )
             evidence = {
                 "optimizer": note["optimizer"],
                 "parameters": note["parameters"],

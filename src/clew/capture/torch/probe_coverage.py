@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from clew.capture.torch.glance import glance
 from clew.capture.torch.probe_lost import LostGradients
 from clew.capture.torch.probe_unreached import CallLog, tell_cut, tell_unreached
+from clew.capture.torch.saved import walk_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ _LATER_STEPS: Final = 60
 _FEWEST_STEPS: Final = 5
 _SIGHTINGS: Final = 3
 _MOST_NAMES: Final = 8
+_MOST_NODES: Final = 4096
 
 
 class _Trained:
@@ -90,6 +93,8 @@ class CoverageProbe:
         self._unheld: dict[int, _Unheld] = {}
         self._told: set[str] = set()
         self._fresh: dict[str, set[int]] = {}
+        self._reached: list[tuple[int, tuple[int, ...]]] = []
+        """What the newest loss leads back to: identity and shape of each leaf, where no optimizer has gradients."""
 
     def install(self, patches: Patches) -> None:
         """Begin to compare."""
@@ -196,9 +201,13 @@ class CoverageProbe:
     ) -> None:
         """No parameter of the optimizer has ever had a gradient."""
         state.empty += 1
+        if state.empty == 1 and self._see_loss not in self.recorder.on_each_loss:
+            self.recorder.on_each_loss.append(self._see_loss)
         if state.empty != 2:
             return
-        called = self.calls.list_parameters()
+        known = self.calls.list_parameters()
+        called = sum(id(parameter) in known for parameter in state.never)
+        is_copied = bool(called) and self._has_copies(state.never)
         roots = [root for root in self.calls.roots() if any(True for _ in root.parameters())]
         self.recorder.note(
             "no-gradients",
@@ -206,10 +215,25 @@ class CoverageProbe:
                 **self.events.know(optimizer).tell(),
                 "parameters": state.total,
                 "trainable": len(wanting),
-                "called": sum(id(parameter) in called for parameter in state.never),
+                "called": 0 if is_copied else called,
+                "copied": is_copied,
                 "models": [type(root).__name__ for root in roots[:_MOST_NAMES]],
             },
         )
+
+    def _see_loss(self, loss: torch.Tensor) -> None:
+        """Keep which leaves a loss leads back to, once."""
+        self.recorder.on_each_loss.remove(self._see_loss)
+        if loss.grad_fn is not None:
+            nodes = walk_nodes(loss.grad_fn, most=_MOST_NODES)
+            leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+            self._reached = [(id(leaf), tuple(leaf.shape)) for leaf in leaves]
+
+    def _has_copies(self, parameters: list[torch.Tensor]) -> bool:
+        """Return whether the loss leads back to other tensors of the very shapes: the model runs on a copy of them."""
+        own = {id(parameter) for parameter in parameters}
+        others = Counter(shape for key, shape in self._reached if key not in own)
+        return not Counter(tuple(each.shape) for each in parameters) - others
 
     def _tell_unreached(
         self, state: _Trained, optimizer: torch.optim.Optimizer, wanting: list[torch.Tensor]
@@ -240,6 +264,8 @@ class CoverageProbe:
 
     def _finish(self) -> None:
         """The run ends: what has had no gradient in a short run is told with its few steps."""
+        if self._see_loss in self.recorder.on_each_loss:
+            self.recorder.on_each_loss.remove(self._see_loss)
         for state in list(self._trained.values()):
             optimizer = state.ref()
             if state.is_told or optimizer is None or not _FEWEST_STEPS <= state.steps < _STEPS:
