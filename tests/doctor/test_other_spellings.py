@@ -242,3 +242,50 @@ def test_a_model_that_runs_on_copies_of_its_parameters(judge, is_own, ids):
     if ids:
         assert judged["M02"].step <= 2
         assert "give the optimizer the copies" in judged["M02"].hint
+
+
+# ---------------------------------------------------------------- scores of agreement
+
+
+def dice(shares, mask):
+    common = (shares * mask).sum((1, 2))
+    return ((2 * common + 1) / (shares.sum((1, 2)) + mask.sum((1, 2)) + 1)).mean()
+
+
+def overlap(shares, mask):
+    common = (shares * mask).flatten(1).sum(-1)
+    return (common / (shares.flatten(1).sum(-1) + mask.flatten(1).sum(-1) - common).clamp_min(1e-6)).mean()
+
+
+def both_classes(shares, mask):
+    return (dice(shares, mask) + dice(1 - shares, 1 - mask)) / 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "ids"),
+    [
+        (dice, ["L10"]),
+        (overlap, ["L10"]),
+        (lambda shares, mask: 1 - dice(shares, mask), []),
+        (lambda shares, mask: -overlap(shares, mask), []),
+        (lambda shares, mask: 1 - both_classes(shares, mask), []),
+        (lambda shares, mask: dice(shares, mask) + F.binary_cross_entropy(shares, 1 - mask), []),
+        (lambda shares, mask: dice(shares, torch.eye(6).expand(4, 6, 6)), []),
+    ],
+)
+def test_a_score_of_agreement_that_is_made_smaller(judge, loss, ids):
+    """One mask for all may be a region to stay away from, and so may one that another term asks to be empty."""
+
+    def train():
+        model = nn.Conv2d(1, 1, 3, padding=1)
+        optimizer = Adam(model.parameters(), 1e-2)
+        for _ in range(8):
+            picture = torch.randn(4, 1, 6, 6)
+            optimizer.zero_grad()
+            loss(model(picture).sigmoid()[:, 0], (picture[:, 0] > 0).float()).backward()
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+    if ids:
+        assert "1 - score" in judged["L10"].hint

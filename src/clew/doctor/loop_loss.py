@@ -310,7 +310,7 @@ def one_class_cross_entropy(case: Case) -> Iterator[Found]:
     "maximising-loss",
     severity="warning",
     watches="the sign of the gradient that backward sends into each term of the loss, fused or written out",
-    threshold="negative for every error, positive for every log-likelihood of every loss, in 3 losses",
+    threshold="negative for every error, positive for every log-likelihood or Dice score of every loss, in 3 losses",
     silent="adversarial trainings keep a positive term; likelihoods weighted by rewards are not such terms",
     hint="change the sign of the loss",
     needs=("probe:loss", "scalar:loss"),
@@ -326,6 +326,8 @@ def maximising_loss(case: Case) -> Iterator[Found]:
     signed = _find_turned(every)
     notes = {id(note) for note, _ in signed}
     if len(notes) < _SIGNED or not all(_goes_up(note, term) for note, term in signed) or _is_weighed(signed):
+        return
+    if _is_region(signed):
         return
     note, term = signed[0]
     turned = {} if len(signed) == len(every) else {"losses_before_that_went_down": len(every) - len(signed)}
@@ -375,6 +377,12 @@ def _is_weighed(signed: list[tuple[dict[str, Any], Term]]) -> bool:
     return len(scales) > 1 or any(abs(scale) > 1 for scale in scales)
 
 
+def _is_region(signed: list[tuple[dict[str, Any], Term]]) -> bool:
+    """Return whether the one mask that all outputs are compared with may be a region to stay away from."""
+    masks = [term["mask"] for _, term in signed if term["form"] == "agreement"]
+    return bool(masks) and all(mask == masks[0] for mask in masks)
+
+
 def _tell_sign(term: Term, ways: list[dict[str, Any]]) -> str:
     if ways and ways[0]["is_up"]:
         step = f"the step of {ways[0]['optimizer']}" if ways[0]["optimizer"] else "the update by hand"
@@ -386,4 +394,6 @@ def _tell_sign(term: Term, ways: list[dict[str, Any]]) -> str:
             "the error enters the loss with a minus sign, so it is made larger: take the minus sign out, or put one "
             "before the whole loss where that is a likelihood"
         )
+    if term["form"] == "agreement":
+        return "the loss is the score of agreement itself (Dice, IoU), so it is made smaller: use 1 - score"
     return f"the loss is the likelihood itself ({term['form']}): put a minus sign before it"

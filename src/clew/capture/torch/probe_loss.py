@@ -14,6 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.torch.glance import copy_numbers
 from clew.capture.torch.leaves import list_leaves
+from clew.capture.torch.probe_agreement import list_agreements
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_graph import MOST_NODES, feeder, has_logarithm, name_of, walk_head
 from clew.capture.torch.probe_learns import has_parameters
@@ -285,6 +286,11 @@ class LossProbe:
             self._terms.append(term)
             self._handles.append(part.node.register_prehook(DirectionHook(term, is_error=part.is_error)))
 
+        for score in list_agreements(node, self.saved)[:_MOST_TERMS]:
+            term = {"form": "agreement", "is_loss": True, "is_written_out": True, "is_error": False}
+            term |= {"scale": 1.0, "mask": list(score.mask)}
+            self._terms.append(term)
+            self._handles.append(score.node.register_prehook(DirectionHook(term, is_error=False)))
         picked = find_picked(
             node,
             saved=self.saved,
