@@ -102,3 +102,35 @@ def test_a_backward_that_ends_the_training_leaves_its_loss(record):
     with record(model) as memory, pytest.raises(MemoryError):
         (Failing.apply(model(torch.ones(4, 3)).mean() * 0) + 1000).backward()
     assert memory.scalars("loss") == [(0, 1000.0)]
+
+
+def test_a_backward_that_raises_is_no_step_of_a_loop_by_hand(record):
+    model = torch.nn.Linear(3, 1)
+    with record(model) as memory:
+        for turn in range(6):
+            loss = model(torch.ones(4, 3)).mean() * 0 + turn
+            try:
+                (Failing.apply(loss) if turn % 3 == 1 else loss).backward()
+            except MemoryError:
+                continue
+            with torch.no_grad():
+                model.weight -= 0.1 * model.weight.grad
+    assert memory.scalars("loss") == [(0, 0.0), (1, 2.0), (2, 3.0), (3, 5.0)]
+
+
+def test_groups_that_are_added_later_have_curves_of_their_own(record):
+    models = [torch.nn.Linear(3, 1) for _ in range(2)]
+    more = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    with record(*models) as memory:
+        optimizers = [
+            torch.optim.SGD(model.parameters(), lr=lr) for model, lr in zip(models, (1.0, 2.0), strict=True)
+        ]
+        optimizers[0].add_param_group({"params": [more[0]], "lr": 1.5})
+        for turn in range(3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                (model(torch.ones(4, 3)).mean() + sum(more)).backward()
+                optimizer.step()
+            if turn == 0:
+                optimizers[1].add_param_group({"params": [more[1]], "lr": 2.5})
+    assert sorted(lrs(memory).values()) == [[1.0] * 3, [1.5] * 3, [2.0] * 3, [2.5] * 2]

@@ -158,11 +158,14 @@ def _series_of(run: Run, wish: Wish) -> Iterator[Series]:
         yield from (run.series(site, wish.kind, wish.stat, rank=wish.rank) for site in sites)
         return
     known = run.scalars(rank=wish.rank)
+    apart = run.losses(rank=wish.rank)
     for name in wish.scalars:
         fits = compile_globs((name,))
         chosen = [known[each] for each in known if fits(each)] if "*" in name or "?" in name else []
         if name == STEP_TIME and STEP_TIME not in known:
             chosen = [step_times(run, rank=wish.rank)]
+        elif not chosen:  # where optimizers take turns: loss of d, loss of g
+            chosen = [apart[each] for each in apart if each == name or each.startswith(f"{name} of ")]
         yield from chosen or [run.scalar(name, rank=wish.rank)]
 
 

@@ -397,6 +397,12 @@ class Run:
             raise choice.unknown("scalar", name, list(self.scalars(rank=rank)))
         return found[name]
 
+    def losses(self, *, rank: int = 0) -> dict[str, Series]:
+        """Return the losses by name; where optimizers take turns, as a GAN's two, each by what it trains."""
+        from clew.query.turn import tell_losses_apart
+
+        return tell_losses_apart(self, rank=self._rank(rank))
+
     def batches(self, *, rank: int | None = None) -> Table:
         """Return the tensors of the batches: leaf, shape, dtype, fingerprint, loader, position and indices."""
         names = ("step", "seq", "leaf", "ordinal", "mode", "shape", "dtype", "fingerprint", "loader")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from clew.capture.assemble import KIND_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.capture.torch.leaves import local_part, walk
@@ -21,6 +24,7 @@ from clew.replay.verdict import Verdict, judge, name_symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from clew.capture.torch.recorder import Recorder
 
@@ -65,6 +69,9 @@ class Explainer:
         ways.append(Way("root calls", self._call_roots))
         if recorder.flight.step_call is not None:
             ways.insert(0, Way("step function", recorder.flight.step_call))
+        if modes := _find_modes():
+            # What they do belongs to the step as well; most only listen, and stand between an operation and its line.
+            ways += [way._replace(run=functools.partial(_run_heard, way.run, modes)) for way in ways]
         notes: list[str] = []
         found: list[Verdict] = []
         for way in ways:
@@ -197,6 +204,28 @@ class Explainer:
                 name = recorder.sites[key >> SITE_SHIFT].name
                 found.setdefault(name, []).append(int(recorder.rows.hashes[copies.get(row, row)]))
         return found
+
+
+def _run_heard(action: Callable[[], object], modes: list[TorchFunctionMode]) -> object:
+    """Run an action in a copy of the process as the user's modes have it."""
+    for (
+        mode
+    ) in modes:  # the frame that is reached first is that of the lowest: the ones above it were asked before
+        torch._C._push_on_torch_function_stack(mode)
+    with torch._C._EnableTorchFunction():
+        return action()
+
+
+def _find_modes() -> list[TorchFunctionMode]:
+    """Return the torch-function modes that are answering a call: while one does so, it is off its stack."""
+    frame: FrameType | None = sys._getframe(1)
+    found = []
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_function__" and frame.f_code.co_argcount:
+            mode = frame.f_locals.get(frame.f_code.co_varnames[0])
+            found += [mode] if isinstance(mode, TorchFunctionMode) else []
+        frame = frame.f_back
+    return found
 
 
 # ------------------------------------------------------------------------ copies of the process

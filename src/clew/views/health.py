@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from clew.query.turn import find_turns
 from clew.views.number import format_number
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from clew.model.record import Site
     from clew.query import Run, Table
+
+    Row = dict[str, Any]
 
 NONFINITE, EXPLODING, ZERO, DEAD, ORDINARY = range(5)
 GROWTH: Final = 1000.0
@@ -62,11 +65,12 @@ class SiteHealth:
 class Examination:
     """Every site that has numbers, worst first, ordinary ones in order of execution.
 
-    ``step`` is the step of the numbers: the newest one, or the last before anything was NaN or infinite.
+    ``steps`` are the steps of the numbers: the newest one, or the last before anything was NaN or infinite; where
+    optimizers take turns, the newest of each.
     """
 
     sites: tuple[SiteHealth, ...] = ()
-    step: int = -1
+    steps: tuple[int, ...] = ()
     is_newest: bool = True
 
     @property
@@ -84,7 +88,11 @@ def examine(run: Run) -> Examination:
         return Examination()
     first, calm, storm = tables
     worst: dict[str, Trouble] = {}
-    for trouble in (*_find_nonfinite(storm), *_find_exploding(first, calm), *_find_lifeless(calm)):
+    for trouble in (
+        *(() if storm is None else _find_nonfinite(storm)),
+        *_find_exploding(first, calm),
+        *_find_lifeless(calm),
+    ):
         home = _home(sites[trouble.site], by_number).name
         if home not in worst or _urgency(trouble) < _urgency(worst[home]):
             worst[home] = trouble
@@ -92,19 +100,34 @@ def examine(run: Run) -> Examination:
     found = [
         SiteHealth(sites[name], worst.get(name), **numbers.get(name, {})) for name in {**numbers, **worst}
     ]
-    step = int(calm["step"][0]) if len(calm) else -1
-    return Examination(tuple(sorted(found, key=_rank)), step, is_newest=storm is calm)
+    steps = tuple(sorted({row["step"] for row in calm}))
+    return Examination(tuple(sorted(found, key=_rank)), steps, is_newest=storm is None)
 
 
-def _read_tables(run: Run) -> tuple[Table, Table, Table] | None:
+def _read_tables(run: Run) -> tuple[list[Row], list[Row], Table | None] | None:
     recorded = recorded_steps(run)
     if not len(recorded):
         return None
     bad = run.first_nonfinite()
     trouble = len(recorded) if bad is None else int(np.searchsorted(recorded, bad["step"]))
-    calm = run.stats(step=int(recorded[max(trouble - 1, 0)]))
-    storm = calm if bad is None else run.stats(step=slice(bad["step"], bad["step"] + _STEPS_OF_TROUBLE))
-    return run.stats(step=int(recorded[0])), calm, storm
+    turns = [np.intersect1d(recorded, turn.steps) for turn in find_turns(run, rank=run.ranks[0])]
+    calm = recorded[: max(trouble, 1)]
+    newest = {int(calm[-1]), *(int(each[-1]) for steps in turns if len(each := np.intersect1d(calm, steps)))}
+    oldest = {int(recorded[0]), *(int(steps[0]) for steps in turns if len(steps))}
+    storm = None if bad is None else run.stats(step=slice(bad["step"], bad["step"] + _STEPS_OF_TROUBLE))
+    return _read_rows(run, sorted(oldest, reverse=True)), _read_rows(run, sorted(newest)), storm
+
+
+def _read_rows(run: Run, steps: list[int]) -> list[Row]:
+    """Return the rows of some steps; of each site and kind those of the last step that has any."""
+    tables = [list(run.stats(step=step)) for step in steps]
+    kept = {(row["rank"], row["site"], row["kind"]): step for step, rows in enumerate(tables) for row in rows}
+    return [
+        row
+        for step, rows in enumerate(tables)
+        for row in rows
+        if kept[row["rank"], row["site"], row["kind"]] == step
+    ]
 
 
 def recorded_steps(run: Run) -> Any:
@@ -121,7 +144,7 @@ def _find_nonfinite(table: Table) -> Iterator[Trouble]:
         yield _trouble(row, NONFINITE, "NaN" if row["nan"] else "inf")
 
 
-def _find_exploding(first: Table, calm: Table) -> Iterator[Trouble]:
+def _find_exploding(first: list[Row], calm: list[Row]) -> Iterator[Trouble]:
     before = {_key(row): row["abs_max"] for row in first if row["kind"] in _GROWING_KINDS}
     for row in calm:
         start = before.get(_key(row))
@@ -129,8 +152,8 @@ def _find_exploding(first: Table, calm: Table) -> Iterator[Trouble]:
             yield _trouble(row, EXPLODING, f"exploding {format_number(row['abs_max'] / start)}×")
 
 
-def _find_lifeless(table: Table) -> Iterator[Trouble]:
-    for row in table:
+def _find_lifeless(rows: list[Row]) -> Iterator[Trouble]:
+    for row in rows:
         share = row["zero"] / row["count"] if row["count"] else 0.0
         if share == 1 and row["kind"] in _LIVING_KINDS:
             yield _trouble(row, ZERO, "all zero")
@@ -163,15 +186,15 @@ def _home(site: Site, by_number: dict[int, Site]) -> Site:
 
 
 def _read_numbers(
-    table: Table, sites: dict[str, Site], by_number: dict[int, Site]
+    rows: list[Row], sites: dict[str, Site], by_number: dict[int, Site]
 ) -> dict[str, dict[str, float | None]]:
     """Return the numbers of each home; the parameters of a module count as one tensor."""
     squares: dict[str, dict[str, float]] = {}
     spread: dict[str, float] = {}
     homes = {name: _home(site, by_number).name for name, site in sites.items()}
-    for row in table:
+    for row in rows:
         home, kind = homes[row["site"]], row["kind"]
-        if kind == "output" and row["site"] == home:
+        if kind == "output":  # of several, say those of a recurrent net, the first
             spread.setdefault(home, row["std"])
         if kind in ("param", "grad", "update"):
             sums = squares.setdefault(home, {})

@@ -51,7 +51,7 @@ SITE_COLUMNS: Final = (
 
 def make_page(run: Run) -> Page:
     """Return everything one wants to know first about a run."""
-    losses = {name: series for name, series in run.scalars("loss").items() if len(series)}
+    losses = run.losses()
     health = examine(run)
     blocks: list[Block] = [Heading(f"run {run.name}", 1), _describe(run)]
     blocks += _warn(run, health)
@@ -210,7 +210,8 @@ def _describe_loss(name: str, series: Any) -> list[tuple[str, Cell]]:
 
 def _list_sites(run: Run, health: Examination) -> Table:
     shown = health.sites[:MOST_SITES]
-    when = f"at step {format_integer(health.step)}" + ("" if health.is_newest else ", before the trouble")
+    steps = " and ".join(map(format_integer, health.steps))
+    when = f"at step {steps}" + ("" if health.is_newest else ", before the trouble")
     note = f"{when}: output std, weight and grad L2 norm, update over weight"
     if rest := len(health.sites) - len(shown):
         note += f"; {format_integer(rest)} more: clew show {run.name} --site '*'"

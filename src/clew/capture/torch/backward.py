@@ -80,15 +80,17 @@ class BackwardLens:
     def _differentiate(
         self, original: Callable[..., Any], tensors: Any, args: Any, kwargs: Any, *, is_root: bool = True
     ) -> Any:
-        before = self._begin(tensors, is_root=is_root)
+        before, is_whole = self._begin(tensors, is_root=is_root), False
         try:
-            return original(tensors, *args, **kwargs)
+            result = original(tensors, *args, **kwargs)
+            is_whole = True
+            return result
         except BaseException:
             if is_root and self.recorder.in_backward == 1:
                 self._note_failure(tensors)
             raise
         finally:
-            self._end(before, is_root=is_root)
+            self._end(before, is_root=is_root, is_whole=is_whole)
 
     def _note_failure(self, tensors: Any) -> None:
         """A pass has raised; if the script bears with that, the loss of its next pass is the one of the step."""
@@ -173,13 +175,14 @@ class BackwardLens:
             elif recorder.due:
                 recorder.measure(loss, recorder.sites.add("loss", "loss"), KIND_LOSS)
 
-    def _end(self, before: int, *, is_root: bool) -> None:
+    def _end(self, before: int, *, is_root: bool, is_whole: bool) -> None:
         recorder = self.recorder
         recorder.in_backward -= 1
         recorder.clock.switch(CLEW)
         try:
             if is_root and not recorder.in_backward:
-                self.roots.backward_at = recorder.serial
+                if is_whole:  # weights that are written by hand are not, after one that has raised
+                    self.roots.backward_at = recorder.serial
                 if recorder.on_pass:
                     recorder.ask(recorder.on_pass, False)
                 may_look = not self.is_scaled and not recorder.owner.is_shared

@@ -43,8 +43,8 @@ class OptimizerEntry:
     """One optimizer: its place among the others, and its parameters as sites."""
 
     __slots__ = (
-        "first_group",
         "grad_keys",
+        "groups",
         "identities",
         "is_placed",
         "known_groups",
@@ -62,10 +62,11 @@ class OptimizerEntry:
     )
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, first_group: int, forget: Callable[[object], object]
+        self, optimizer: torch.optim.Optimizer, groups: list[int], forget: Callable[[object], object]
     ) -> None:
         self.ref = weakref.ref(optimizer, forget)
-        self.first_group = first_group
+        self.groups = groups
+        """The numbers of its groups among those of all optimizers."""
         self.identities: list[int] | None = None
         self.stepped = -1
         self.steps = 0
@@ -97,8 +98,8 @@ class OptimizerLens:
         self.events: LoopEvents | None = None
         """Tells the probes of steps; without hooks of its own, since torch calling an idle one takes time."""
         self._groups = 0
-        self._places: dict[Any, dict[int, Callable[[], torch.optim.Optimizer | None]]] = {}
-        """By kind of optimizer and what it holds, the numbers of first groups and who last went by them."""
+        self._places: dict[Any, dict[tuple[int, ...], Callable[[], torch.optim.Optimizer | None]]] = {}
+        """By kind of optimizer and what it holds, the numbers of groups and who last went by them."""
         self._before = 0
         self._owned_at = (-1, -1)
         self._owned = False
@@ -137,10 +138,15 @@ class OptimizerLens:
         if entry is None:
             # The entry holds the parameters: it goes with its optimizer, or an old model would stay in memory.
             entries = self.entries
-            entry = entries[key] = OptimizerEntry(optimizer, self._groups, lambda _: entries.pop(key, None))
+            groups = self._number(len(optimizer.param_groups))
+            entry = entries[key] = OptimizerEntry(optimizer, groups, lambda _: entries.pop(key, None))
             entry.was_found, entry.made_at = was_found, self.recorder.serial + self.recorder.closing
-            self._groups += len(optimizer.param_groups)
         return entry
+
+    def _number(self, count: int) -> list[int]:
+        """Return numbers for new groups."""
+        self._groups += count
+        return list(range(self._groups - count, self._groups))
 
     def list_used(self) -> list[tuple[torch.optim.Optimizer, int]]:
         """Return the living optimizers that have had a step, also a skipped one, and the serial of their last."""
@@ -344,12 +350,12 @@ class OptimizerLens:
                 if not self.recorder.due or groups == known:
                     self.recorder.scalars += entry.rates
                     return
+        entry.groups += self._number(max(0, len(groups) - len(entry.groups)))
         if not entry.is_placed:
             self._take_place(entry, optimizer)
         groups = [{**group} for group in optimizer.param_groups]
         taken = len(self.recorder.scalars)
-        for index, group in enumerate(groups):
-            ordinal = entry.first_group + index
+        for ordinal, group in zip(entry.groups, groups, strict=False):  # groups may have been taken away
             for key, value in group.items():
                 self._record_number(entry, key, value, ordinal)
         # A number kept in a tensor changes in its place: such groups are read each time.
@@ -367,15 +373,14 @@ class OptimizerLens:
         count, entry.is_placed = len(optimizer.param_groups), True
         self._pairs_of(entry, optimizer)
         places = self._places.setdefault((type(optimizer), count, entry.sites), {})
-        living = {first: self.entries.get(id(ref())) for first, ref in places.items()}
-        free = [first for first, each in living.items() if each is None or each.stepped < entry.made_at]
-        first = free[0] if free else entry.first_group
-        before = living.get(first)
+        living = {groups: self.entries.get(id(ref())) for groups, ref in places.items()}
+        free = [groups for groups, each in living.items() if each is None or each.stepped < entry.made_at]
+        groups = free[0] if free else tuple(entry.groups)
+        before = living.get(groups)
         if before is not None:  # should it step again, there are two of them, and it is numbered anew
-            before.is_placed, before.first_group, before.known_groups = False, self._groups, []
-            self._groups += count
-        entry.first_group = first
-        places[first] = entry.ref
+            before.is_placed, before.groups, before.known_groups = False, self._number(count), []
+        entry.groups = list(groups)
+        places[groups] = entry.ref
 
     def _record_number(self, entry: OptimizerEntry, key: str, value: Any, ordinal: int) -> None:
         recorder = self.recorder
@@ -398,7 +403,8 @@ class OptimizerLens:
         if identities != entry.identities:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             self.discover(parameters)
-            entries = self.recorder.registry.name_parameters(parameters, f"optimizer{entry.first_group}")
+            number = entry.groups[0] if entry.groups else 0
+            entries = self.recorder.registry.name_parameters(parameters, f"optimizer{number}")
             entry.sites = tuple(each.site for each in entries)
             entry.pairs = [(e, p) for e, p in zip(entries, parameters, strict=True) if e.wanted]
             entry.tensors = [parameter for _, parameter in entry.pairs]
