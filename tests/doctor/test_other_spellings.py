@@ -289,3 +289,31 @@ def test_a_score_of_agreement_that_is_made_smaller(judge, loss, ids):
     assert judged.ids == ids, judged
     if ids:
         assert "1 - score" in judged["L10"].hint
+
+
+# ---------------------------------------------------------------- gradients put in place by hand
+
+
+@pytest.mark.parametrize(("kept", "ids"), [(1.0, ["O01"]), (0.9, []), (0.0, [])])
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_derivatives_added_to_gradients_that_were_used(judge, kept, ids, is_in_place):
+    """What decays is a momentum."""
+
+    def train():
+        model, optimizer, batches = settings(lr=0.01)
+        parameters = list(model.parameters())
+        for x, y in batches:
+            derivatives = torch.autograd.grad(F.cross_entropy(model(x), y), parameters)
+            for p, derivative in zip(parameters, derivatives, strict=True):
+                if p.grad is None:
+                    p.grad = derivative.clone()
+                elif is_in_place:
+                    p.grad += derivative
+                else:
+                    p.grad = p.grad + derivative
+            optimizer.step()
+            for p in parameters:
+                p.grad = p.grad * kept if kept != 1 else p.grad
+
+    judged = judge(train)
+    assert judged.ids == ids, judged

@@ -84,6 +84,8 @@ class BackwardLens:
         try:
             result = original(tensors, *args, **kwargs)
             is_whole = True
+            if result is not None and self.recorder.on_derived:
+                self._tell_derived(args, kwargs, result)
             return result
         except BaseException:
             if is_root and self.recorder.in_backward == 1:
@@ -91,6 +93,13 @@ class BackwardLens:
             raise
         finally:
             self._end(before, is_root=is_root, is_whole=is_whole)
+
+    def _tell_derived(self, args: Any, kwargs: Any, result: Any) -> None:
+        recorder = self.recorder
+        try:
+            recorder.ask(recorder.on_derived, kwargs["inputs"] if "inputs" in kwargs else args[0], result)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "derivatives", step=recorder.step)
 
     def _note_failure(self, tensors: Any) -> None:
         """A pass has raised; if the script bears with that, the loss of its next pass is the one of the step."""

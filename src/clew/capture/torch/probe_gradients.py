@@ -38,6 +38,7 @@ _IDLE_PASSES: Final = 256
 
 _NOTHING_SCALED: Final = "No inf checks were recorded for this optimizer"
 _MOST_ELEMENTS: Final = 4096
+_ROUNDED: Final = 1e-5
 _MOST_NOTES: Final = 4
 _MOST_IN_ALL: Final = 64
 
@@ -78,12 +79,17 @@ class _State:
         """Where the only step without gradients was taken, before any forward."""
         self.is_testing = False
         self.sums: list[float] = []
+        self.derived: torch.Tensor | None = None
+        """What ``autograd.grad`` has given for the smallest parameter since the last step, added up."""
+        self.used: torch.Tensor | None = None
+        """The gradient of the smallest parameter that the last step has used, where derivatives are asked for."""
 
     def end_look(self) -> None:
         """Forget the gradients that were followed, and count anew in the next look."""
         self.held, self.parameters, self.smallest, self.size = [], [], None, -1
         self.counts.clear()
         self.judged, self.is_testing = 0, False
+        self.derived, self.used = None, None
 
 
 class _Clip(NamedTuple):
@@ -114,6 +120,7 @@ class GradientProbe:
         """Begin to follow gradients."""
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_pass, self._see_pass)
+        patches.listen(self.recorder.on_derived, self._see_derived)
         patches.listen(self.events.on_made, self._add)
         patches.listen(self.events.on_cleared, self._see_cleared)
         patches.listen(self.events.on_clipped, self._see_clip)
@@ -163,6 +170,21 @@ class GradientProbe:
                 else:
                     _after_pass(held, now, is_testing=state.is_testing)
 
+    def _see_derived(self, inputs: Any, derivatives: Any) -> None:
+        """Keep what may be put into ``.grad`` by hand."""
+        if not self._is_active or isinstance(inputs, torch.Tensor):
+            return
+        places = {id(each): place for place, each in enumerate(inputs)}
+        for state in self._looking():
+            small = state.smallest
+            if small is None or id(small) not in places or small.numel() > _MOST_ELEMENTS:
+                continue
+            found = derivatives[places[id(small)]]
+            if isinstance(found, torch.Tensor) and found.layout == torch.strided:
+                with torch.no_grad():
+                    before = 0 if state.derived is None else state.derived
+                    state.derived = found.detach() + before
+
     def _see_cleared(self, _owner: Any) -> None:
         if self._is_active and any(held.produced for state in self._looking() for held in state.held):
             self._cleared_at = find_line()
@@ -197,6 +219,8 @@ class GradientProbe:
                 held.produced = None
                 held.is_stale = False
             state.sums = _add_up_some(state)
+            state.used = _copy_used(state)
+            state.derived = None
         else:
             state.end_look()
         state.steps += 1
@@ -228,6 +252,7 @@ class GradientProbe:
         elif not self._is_fresh:
             self._judge_erased(state, optimizer, present)
         self._judge_stale(state, optimizer)
+        self._judge_added(state, optimizer)
         if state.steps and state.passes == self._passes:
             self._judge_repeated(state, optimizer, present)
         self._judge_clip(state, optimizer, present)
@@ -239,6 +264,18 @@ class GradientProbe:
         fresh = [held for held in state.held if not held.is_stale and held.produced is not None]
         if mixed and len(mixed) >= len(fresh):
             self._note(state, optimizer, "stale", wrong=len(mixed))
+
+    def _judge_added(self, state: _State, optimizer: torch.optim.Optimizer) -> None:
+        """Derivatives were added by hand to the gradient that the last step has used; a decayed one is meant."""
+        small = state.smallest
+        if state.used is None or state.derived is None or small is None or small.grad is None:
+            return
+        with torch.no_grad():
+            more = (small.grad - state.derived).double()
+            size = float(torch.maximum(state.used.abs(), state.derived.abs()).max())
+            is_sum = float((more - state.used).abs().max()) <= _ROUNDED * size
+        if is_sum and float(state.used.abs().max()) > 100 * _ROUNDED * size:
+            self._note(state, optimizer, "stale", wrong=len(state.held))
 
     def _judge_erased(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
         """Backward gave gradients, and none of them is left."""
@@ -381,6 +418,14 @@ def _add_up_some(state: _State) -> list[float]:
     if state.smallest is None:
         return []
     return [_sum(each.grad) for each in {id(p): p for p in (state.smallest, state.parameters[0])}.values()]
+
+
+def _copy_used(state: _State) -> torch.Tensor | None:
+    """Return the smallest gradient, to know it again where derivatives are added to it by hand."""
+    small = state.smallest
+    if state.derived is None or small is None or small.grad is None or small.grad.layout != torch.strided:
+        return None
+    return small.grad.detach().clone()
 
 
 def _is_zero(gradient: torch.Tensor | None) -> bool:

@@ -174,6 +174,8 @@ class Recorder:
         """Probes: called with True before a backward pass that fills ``.grad``, with False after it."""
         self.on_grad: list[Callable[[], None]] = []
         """Probes: called before ``autograd.grad``, which leaves ``.grad`` alone."""
+        self.on_derived: list[Callable[[Any, Any], None]] = []
+        """Probes: called after it with what it was to derive by, and the derivatives."""
         self.on_batch: list[Callable[[Any, Any], None]] = []
         """Probes: called with a loader's iterator and the batch it has given."""
         self.on_trouble: list[Callable[[str, str], None]] = []
