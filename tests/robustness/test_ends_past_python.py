@@ -40,6 +40,11 @@ ENDS = {
     ),
     "no text is flushed": ("print('in the buffer'); end()", "died", "SIGTERM"),
     "at once": ("print('in the buffer'); os._exit(7)", "complete", "os._exit(7)"),
+    "at once after an exception": (
+        "try: model(torch.ones(2, 2))\nexcept RuntimeError: os._exit(8)",
+        "died",
+        "os._exit(8)",
+    ),
     "at once by a thread": ("later(lambda: os._exit(6)); time.sleep(60)", "died", "os._exit(6)"),
     "another program": ("os.execlp('sh', 'sh', '-c', 'echo other; exit 5')", "died", "os.execv"),
     "no other program": (
@@ -85,7 +90,7 @@ def test_end_is_the_same_and_every_step_is_there(name, endings):
     (folder,) = (under_clew.folder / "runs").iterdir()
     run = clew.open_run(folder)
     assert (run.state, len(run.scalars("loss")["loss"]), run.problems) == (state, 7, [])
-    said = [note for note in run.info.notes if note.startswith("ended by")]
+    said = [note for note in run.info.notes if note.startswith("ended by") and "RuntimeError" not in note]
     assert said == ([f"ended by {end}"] if end else [])
     assert bool(run.info.ended)
 

@@ -277,9 +277,11 @@ class Recording:
             self.tell(f"clew: {end} ends the script; recorded: {self._shown}")
 
     def _leave(self, end: str, exit_code: int) -> None:
-        """Do what is done at the end: the script leaves past Python's own."""
+        """Do what is done at the end: the script leaves past Python's own, perhaps because of an exception."""
         self._end_word = end
-        self.finish("complete" if self._is_script else "died", exit_code=exit_code)
+        error = sys.exc_info()[1] if exit_code else None
+        state = "complete" if self._is_script and error is None else "died"
+        self.finish(state, exit_code=exit_code, error=error)
 
     def _attempt(self, *actions: Callable[[], object]) -> None:
         """Do what is to be done at the end, one thing after the other, whatever becomes of each."""
