@@ -130,3 +130,27 @@ def test_an_optimizer_without_a_learning_rate(tmp_path):
     run = record(model, optimizer, [lambda: model(torch.ones(3, 2)).mean()] * 3, tmp_path)
     assert run.series("weight", "update", "l2").steps.tolist() == [0, 1, 2]
     assert run.scalars()["group.factor"].values.tolist() == [0.5]
+
+
+def test_models_that_live_together_under_one_name_keep_their_parts_apart(record):
+    """Each of a list of models is trained by a function, where all are called the same."""
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+
+    models = [torch.nn.Sequential(torch.nn.Linear(3, 1)) for _ in range(3)]
+    with record() as memory:
+        for each in models:
+            train(each)
+    names = [memory.names(step=step, kind="output") for step in (0, 2, 4)]
+    assert names == [["0", "(model)"], ["model.0", "model"], ["model#2.0", "model#2"]]
+    for step, prefix in ((0, ""), (2, "model."), (4, "model#2.")):
+        assert memory.names(step=step, kind="param") == [f"{prefix}0.weight", f"{prefix}0.bias"]
+    parents = {
+        site.name: memory.sites[site.parent].name for site in memory.sites.values() if site.parent >= 0
+    }
+    assert parents["model#2.0.weight"] == "model#2.0"

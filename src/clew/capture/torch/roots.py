@@ -239,7 +239,12 @@ class Roots:
         alone = all(tree.prefix for tree in self.recorder.registry.living_trees())
         if trained and alone and not self.optimizers.holds_foreign(top):
             return ""
-        return f"{name}."
+        taken = {tree.prefix for tree in self.recorder.registry.living_trees()}
+        number, free = 1, name
+        while f"{free}." in taken:  # of a list of models each may be called the same where it is trained
+            number += 1
+            free = f"{name}#{number}"
+        return f"{free}."
 
     def _tell_compiled(self, top: torch.nn.Module, tree: Tree) -> None:
         for _, module in top.named_modules():
