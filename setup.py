@@ -9,6 +9,7 @@ UNIX_FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-
 """Nothing that changes results: no fused or reordered arithmetic. Wider instructions are chosen at run time."""
 
 HEADERS = (
+    "beat",
     "clock",
     "elements",
     "exchange",

@@ -240,7 +240,7 @@ class _Gate:
             models=self._models(),
             optimizers=living or self._optimizers_of_first_step(),
             step=lambda: _with_batch(way, flight.last_batch),
-            roots=list(flight.calls),
+            roots=list(flight.recorder.calls),
             names={key: entry.name for key, entry in recorder.registry.tensors.items()},
             beginning=self._beginning,
             random=flight.restore,

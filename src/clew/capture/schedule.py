@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from clew.capture.beat import Ledger
+
 _MEMORY: Final = 0.9
 """Weight of the past in the running means of step time and cost."""
-
-_LONGEST_GAP: Final = 1000
-"""A thinned run still shows a sign of life this often."""
 
 _BANK_STEPS: Final = 2.0
 """Unspent time may be saved up for this many recorded steps, not more: no bursts after a pause."""
@@ -25,31 +24,20 @@ _PROBE_RARELY: Final = 200
 recorded steps so far divided by a number, up to a limit."""
 
 
-class Schedule:
+class Schedule(Ledger):
     """Decides, step by step, what is due; told afterwards what each step took and cost."""
 
     def __init__(self, *, every: int | None, budget: float | None, warmup_steps: int) -> None:
         self.every = every if every is not None else (1 if budget is None else None)
+        self.period = self.every or 0
         self.budget = budget
         self.warmup_steps = warmup_steps
+        self.forced_until = -1
+        self.share = _SEEN * budget if budget is not None else 0.0
         self.recorded = 0
-        self.thinned = 0
-        self._forced_until = -1
         self._found_until = -1
-        self._share = _SEEN * budget if budget is not None else 0.0
-        self._bank = self._most = 0.0
-        self._cost = 0.0
-        self._since_last = 0
         self._probed_at = 0
         self._looks_from = 0
-
-    def is_due(self, step: int) -> bool:
-        """Return whether this step is recorded in full."""
-        if step < self.warmup_steps or step <= self._forced_until:
-            return True
-        if self.every is not None:
-            return step % self.every == 0
-        return self._bank >= self._cost or self._since_last >= _LONGEST_GAP
 
     def is_probed(self, step: int) -> bool:
         """Return whether the rules get a closer look at this step, which costs more than its statistics."""
@@ -63,7 +51,7 @@ class Schedule:
 
     def force(self, step: int, *, steps: int, is_probed: bool = True) -> None:
         """Make this and the following steps due whatever they cost: something was found here, or is compared later."""
-        self._forced_until = max(self._forced_until, step + steps - 1)
+        self.forced_until = max(self.forced_until, step + steps - 1)
         if is_probed:
             self._found_until = max(self._found_until, step + steps - 1)
 
@@ -79,22 +67,15 @@ class Schedule:
         """Return whether a step is among the first so many of the run, or since the rules look again."""
         return step - self._looks_from < steps
 
-    @property
-    def cost_seconds(self) -> float:
-        """What recording a step in full has cost lately."""
-        return self._cost
-
     def account(self, step: int, cost_seconds: float, wall_seconds: float, *, was_due: bool) -> None:
         """Take note of what a finished step took in all, and how much of that was clew."""
         if was_due:
             self.recorded += 1
-            self._since_last = 0
-            keep = _MEMORY if self._cost else 0.0
-            self._cost = keep * self._cost + (1 - keep) * cost_seconds
-            self._most = _BANK_STEPS * self._cost
+            self.since_last = 0
+            keep = _MEMORY if self.cost else 0.0
+            self.cost = keep * self.cost + (1 - keep) * cost_seconds
+            self.most = _BANK_STEPS * self.cost
         else:
             self.thinned += 1
-            self._since_last += 1
-        if self._share and step >= self.warmup_steps:
-            bank = self._bank + self._share * (wall_seconds - cost_seconds) - cost_seconds
-            self._bank = min(self._most, bank)
+            self.since_last += 1
+        self.pay(step, cost_seconds, wall_seconds)

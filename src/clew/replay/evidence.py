@@ -129,7 +129,7 @@ class Evidence:
             what = f"the weight {verdict.site}"
         else:
             flight = self._flight
-            calls = [(call.args, call.kwargs) for call in flight.calls] if flight is not None else []
+            calls = [(call.args, call.kwargs) for call in flight.recorder.calls] if flight is not None else []
             given = [flight.last_batch, *calls] if flight is not None else []
             found = [(path.strip("[]"), leaf) for path, leaf in walk(given)]
             what = "the batch"

@@ -108,7 +108,7 @@ class Explainer:
         if kind == "parameter":
             self._restore_parameters()
         self._repeat_batch()
-        batch = [leaf for call in flight.calls for _, leaf in walk((call.args, call.kwargs))]
+        batch = [leaf for call in flight.recorder.calls for _, leaf in walk((call.args, call.kwargs))]
         data = [leaf for leaf in batch if leaf.grad_fn is None and not recorder.registry.owns(leaf)]
         flight.restore(to_turn=way.is_turn)
         rehearsal = Rehearsal(recorder.registry, data)
@@ -134,7 +134,7 @@ class Explainer:
             verdict.notes.append(f"no test can be made of it: {type(error).__name__}: {error}")
 
     def _call_roots(self) -> object:
-        return [call.module(*call.args, **call.kwargs) for call in self._recorder.flight.calls]
+        return [call.module(*call.args, **call.kwargs) for call in self._recorder.calls]
 
     def _repeat_batch(self) -> None:
         """A loop that fetches its batch itself gets the same batch again."""

@@ -279,6 +279,30 @@ static PyObject *find_place(PyObject *module, PyObject *const *args, Py_ssize_t 
     return all;
 }
 
+PyDoc_STRVAR(has_same_doc, "has_same(dicts, others, keys) -> bool\n\n"
+                           "Return whether two lists of dicts have, pair by pair, the very same things under some keys.");
+
+static int has_same_under(PyObject *dict, PyObject *other, PyObject *keys)
+{
+    int same = dict && other && PyDict_Check(dict) && PyDict_Check(other);
+    for (Py_ssize_t i = 0; same && i < PyTuple_Size(keys); i++) {
+        PyObject *key = PyTuple_GetItem(keys, i);
+        same = PyDict_GetItemWithError(dict, key) == PyDict_GetItemWithError(other, key);
+    }
+    return same;
+}
+
+static PyObject *has_same(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (!has_count(n, 3))
+        return NULL;
+    int same = PyList_Check(args[0]) && PyList_Check(args[1]) && PyList_Size(args[0]) == PyList_Size(args[1]);
+    for (Py_ssize_t i = 0; same && i < PyList_Size(args[0]); i++)
+        same = has_same_under(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), args[2]);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
+}
+
 PyDoc_STRVAR(stamp_doc, "stamp(tensors) -> list\n\n"
                         "Return, for each tensor of a list, the identity and the version of its gradient; None without one.");
 
@@ -300,6 +324,17 @@ static PyObject *stamp(PyObject *module, PyObject *tensors)
     return stamps;
 }
 
+/* A number that is not finite makes the difference to itself a NaN, and with it the sum. */
+static int has_only_finite(const Task *task)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < task->count; i++) {
+        double value = read_element(task, i);
+        sum += value - value;
+    }
+    return sum == 0.0;
+}
+
 /* IS_FINE also where there is nothing to look at. */
 static int judge_tensor(PyObject *tensor)
 {
@@ -310,8 +345,30 @@ static int judge_tensor(PyObject *tensor)
         return IS_FINE;
     if (!read_tensor(tensor, WANT_STATS, &task, &layout))
         return IS_UNKNOWN;
+    if (!task.layout && (task.type == F32 || task.type == F64))
+        return has_only_finite(&task) ? IS_FINE : 0;
     run_tasks(&task, 1, &piece, 1);
     return piece.nan || piece.pos_inf || piece.neg_inf ? 0 : IS_FINE;
+}
+
+/* The position of the first that is bad, or IS_FINE, or IS_UNKNOWN, perhaps with an error set. */
+static int judge_references(PyObject *references, int of_gradients)
+{
+    int found = is_observed() ? IS_UNKNOWN : IS_FINE;
+    for (Py_ssize_t i = 0; found == IS_FINE && i < PyList_Size(references); i++) {
+        PyObject *tensor = PyObject_CallObject(PyList_GetItem(references, i), NULL);
+        if (tensor && tensor != Py_None && of_gradients) {
+            PyObject *gradient = PyObject_GetAttr(tensor, str_grad);
+            Py_DECREF(tensor);
+            tensor = gradient;
+        }
+        if (!tensor)
+            return IS_UNKNOWN;
+        int judged = judge_tensor(tensor);
+        found = judged ? judged : (int)i;
+        Py_DECREF(tensor);
+    }
+    return found;
 }
 
 PyDoc_STRVAR(find_bad_doc, "find_bad(references, of_gradients) -> int\n\n"
@@ -323,21 +380,8 @@ static PyObject *find_bad(PyObject *module, PyObject *const *args, Py_ssize_t n)
     (void)module;
     if (!check_count(n, 2))
         return NULL;
-    int of_gradients = args[1] == Py_True, found = is_observed() ? IS_UNKNOWN : IS_FINE;
-    for (Py_ssize_t i = 0; found == IS_FINE && i < PyList_Size(args[0]); i++) {
-        PyObject *tensor = PyObject_CallObject(PyList_GetItem(args[0], i), NULL);
-        if (tensor && tensor != Py_None && of_gradients) {
-            PyObject *gradient = PyObject_GetAttr(tensor, str_grad);
-            Py_DECREF(tensor);
-            tensor = gradient;
-        }
-        if (!tensor)
-            return NULL;
-        int judged = judge_tensor(tensor);
-        found = judged ? judged : (int)i;
-        Py_DECREF(tensor);
-    }
-    return PyLong_FromLong(found);
+    int found = judge_references(args[0], args[1] == Py_True);
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(found);
 }
 
 /* Add the version of every tensor inside a value and their bytes; 0 where a tensor or a container is not a plain one. */

@@ -206,16 +206,4 @@ static PyType_Slot leaf_slots[] = {
 static PyType_Spec leaf_spec = {
     "clew.stats._kernel.Leaf", sizeof(Leaf), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, leaf_slots,
 };
-
-/* Add the types to the module. */
-static int add_types(PyObject *module)
-{
-    PyObject *clock = PyType_FromSpec(&clock_spec), *tray = PyType_FromSpec(&tray_spec);
-    PyObject *hook = PyType_FromSpec(&hook_spec), *leaf = PyType_FromSpec(&leaf_spec);
-    clock_type = (PyTypeObject *)clock;
-    tray_type = (PyTypeObject *)tray;
-    return clock && tray && hook && leaf && intern_names() && intern_leaf_names() &&
-           PyModule_AddObject(module, "Clock", clock) == 0 && PyModule_AddObject(module, "Tray", tray) == 0 &&
-           PyModule_AddObject(module, "Hook", hook) == 0 && PyModule_AddObject(module, "Leaf", leaf) == 0;
-}
 #endif

@@ -70,10 +70,10 @@ def tell_of_torch(kernel: ModuleType, *, has_exchange: bool = True) -> None:
     """Tell the kernel what it asks of tensors; without the exchange table it asks by their methods alone."""
     tensor = torch.Tensor
     methods = (tensor.data_ptr, tensor.numel, tensor.is_contiguous, tensor.stride, tensor.is_neg)
-    questions = (*methods, torch._C._is_torch_function_mode_enabled, torch.get_num_threads)
+    functions = (torch._C._is_torch_function_mode_enabled, torch.get_num_threads, torch.is_grad_enabled)
     types = (torch.Tensor, torch.nn.Parameter)
     exchange = getattr(tensor, "__dlpack_c_exchange_api__", None) if has_exchange else None
-    kernel.configure(types, list_dtype_codes(), questions, _find_openmp(), exchange)
+    kernel.configure(types, list_dtype_codes(), (*methods, *functions), _find_openmp(), exchange)
 
 
 def _find_openmp() -> int:

@@ -36,6 +36,8 @@ class BackwardLens:
         self.optimizers = optimizers
         self._scaled: Callable[[], torch.Tensor | None] = lambda: None
         self._unscaled: torch.Tensor | None = None
+        self._quiet_with = -1
+        """With so many optimizers the end of a pass has nothing to tell but that all is well; -1 if it may have."""
         self.is_scaled = False
         """A GradScaler is in use: infinite gradients are its way to find the scale."""
 
@@ -47,6 +49,8 @@ class BackwardLens:
 
     def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder, owner = self.recorder, self.recorder.owner
+        entries, known, flight = self.optimizers.entries, recorder.registry.tensors, recorder.flight
+        begin_quietly = recorder.begin_pass
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.asleep or torch.compiler.is_compiling():
@@ -55,9 +59,37 @@ class BackwardLens:
                 return original(tensors, *args, **kwargs)
             if is_heard():
                 return ask_unheard(self._differentiate, let_hear(original), tensors, args, kwargs)
-            return self._differentiate(original, tensors, args, kwargs)
+            before = -1
+            if (
+                len(entries) == self._quiet_with
+                and len(known) == flight.looked_at
+                and flight.usual_passes <= 1
+            ):
+                before = begin_quietly(tensors, BACKWARD)
+            if before < 0:
+                return self._differentiate(original, tensors, args, kwargs)
+            try:
+                result = original(tensors, *args, **kwargs)
+            except BaseException:
+                self._note_failure(tensors)
+                self._end(before, is_root=True, is_whole=False)
+                raise
+            self._end_quietly(before)
+            return result
 
         return backward
+
+    def _end_quietly(self, before: int) -> None:
+        recorder = self.recorder
+        try:
+            if recorder.end_pass(recorder.flight.outermost):
+                recorder.flight.passes += 1
+            else:
+                self._end_root()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "end of backward", step=recorder.step)
+        finally:
+            recorder.clock.switch(before)
 
     def _make_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,6 +160,7 @@ class BackwardLens:
                 return result
             if isinstance(outputs, torch.Tensor) and isinstance(result, torch.Tensor):
                 self.is_scaled = scaler.is_enabled()
+                self._quiet_with = -1
                 self._scaled = weakref.ref(result)
                 with unheard():
                     self._unscaled = outputs.detach()
@@ -191,21 +224,27 @@ class BackwardLens:
         try:
             if is_root and not recorder.in_backward:
                 if is_whole:  # weights that are written by hand are not, after one that has raised
-                    self.roots.backward_at = recorder.serial
-                if recorder.on_pass:
-                    recorder.ask(recorder.on_pass, False)
-                may_look = not self.is_scaled and not recorder.owner.is_shared
-                if may_look and (name := recorder.flight.find_bad(of_gradients=True)):
-                    recorder.report_bad("gradient", name)
-                is_unowned = not self.optimizers.owns_parameters()
-                recorder.flight.mark_backward(is_last=is_unowned)
-                if recorder.due and is_unowned:
-                    with torch._C.DisableTorchFunction():
-                        self._record_unowned()
+                    recorder.backward_at = recorder.serial
+                self._end_root()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "end of backward", step=recorder.step)
         finally:
             recorder.clock.switch(before)
+
+    def _end_root(self) -> None:
+        recorder = self.recorder
+        if recorder.on_pass:
+            recorder.ask(recorder.on_pass, False)
+        may_look = not self.is_scaled and not recorder.owner.is_shared
+        if may_look and (name := recorder.flight.find_bad(of_gradients=True)):
+            recorder.report_bad("gradient", name)
+        is_unowned = not self.optimizers.owns_parameters()
+        recorder.flight.mark_backward(is_last=is_unowned)
+        if recorder.due and is_unowned:
+            with torch._C.DisableTorchFunction():
+                self._record_unowned()
+        is_plain = may_look and not is_unowned and recorder.wants["loss"]
+        self._quiet_with = len(self.optimizers.entries) if is_plain else -1
 
     def _record_unowned(self) -> None:
         """Measure parameters and gradients here: a hand-written update gives no later occasion."""

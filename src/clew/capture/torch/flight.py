@@ -52,7 +52,6 @@ class Flight:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.calls: list[RootCall] = []
         self.last_batch: Any = None
         self._frames: list[tuple[int, int, CodeType]] = []
         self.has_loader = False
@@ -64,15 +63,19 @@ class Flight:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._turn = RandomStates()
         self._turn_buffers: list[torch.Tensor] = []
-        self._passes = self._usual_passes = 0
+        self.passes = 0
+        """How many backward passes the present step has had."""
+        self.usual_passes = 0
+        """How many backward passes the last step had."""
         self._has_start = False
         self._trees = -1
         self._shapes: list[torch.Size] = []
         self._rows = Rows(capacity=1)
-        self._looked_at = -1
+        self.looked_at = -1
+        """How many tensors were known when the small ones among them were chosen."""
         self._small: list[TensorEntry] = []
         self._references: list[weakref.ref[torch.Tensor]] = []
-        self._outermost: list[weakref.ref[torch.Tensor]] = []
+        self.outermost: list[weakref.ref[torch.Tensor]] = []
 
     @property
     def known_frames(self) -> dict[int, tuple[int, CodeType]]:
@@ -89,34 +92,36 @@ class Flight:
             self._frames = _list_frames(frame)
         if self.snapshots is not None:
             self.snapshots.end_step()
-        self.calls.clear()
-        self._usual_passes, self._passes = self._passes, 0
+        self.recorder.calls.clear()
+        self.usual_passes, self.passes = self.passes, 0
         if not self.has_loader and not self._has_start:
-            self.mark_start()
+            self._random.take()
+            if self._buffers or len(self.recorder.registry.tensors) != self._trees:
+                self._copy_buffers()
         self._has_start = False
 
     @property
     def has_gathered(self) -> bool:
         """Whether this step has had backward passes before the present one."""
-        return self._passes > 0
+        return self.passes > 0
 
     @property
     def is_later_turn(self) -> bool:
         """Whether the state is there from the beginning of the present turn of a loop that gathers gradients."""
-        return self._passes > 0 and self._usual_passes > 1 and not self.has_loader
+        return self.passes > 0 and self.usual_passes > 1 and not self.has_loader
 
     def mark_backward(self, *, is_last: bool) -> None:
         """A backward pass has ended: the next turn of a loop that gathers gradients begins about here.
 
         ``is_last``: no optimizer will tell of the end of the step, so that the next step begins about here.
         """
-        self._passes += 1
+        self.passes += 1
         if self.has_loader:
             return
         if is_last:
             self._has_start = True
             self.mark_start()
-        elif self._usual_passes > 1:
+        elif self.usual_passes > 1:
             self._turn.take()
             with undisturbed():
                 self._turn_buffers = [buffer.detach().clone() for buffer, _ in self._buffers]
@@ -142,14 +147,14 @@ class Flight:
 
     def add_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a root call of this step; inference and the hundredth call of a loop are not worth it."""
-        if len(self.calls) < _MOST_CALLS:
-            self.calls.append(new_tuple(RootCall, (module, args, kwargs)))
+        if len(self.recorder.calls) < _MOST_CALLS:
+            self.recorder.calls.append(new_tuple(RootCall, (module, args, kwargs)))
 
     def find_bad(self, *, of_gradients: bool) -> str:
         """Return the name of a small parameter that is bad, or has a bad gradient; nothing where all is well."""
-        if len(self.recorder.registry.tensors) != self._looked_at:
+        if len(self.recorder.registry.tensors) != self.looked_at:
             self._choose_small()
-        references = self._references if self.recorder.due else self._outermost
+        references = self._references if self.recorder.due else self.outermost
         bad = KERNEL.find_bad(references, of_gradients) if KERNEL is not None else _UNKNOWN
         if bad == _UNKNOWN:
             with undisturbed():
@@ -173,7 +178,7 @@ class Flight:
 
     def _choose_small(self) -> None:
         registry = self.recorder.registry
-        self._looked_at = len(registry.tensors)
+        self.looked_at = len(registry.tensors)
         self._small = small = [
             entry
             for entry, parameter in registry.living_parameters()
@@ -184,7 +189,7 @@ class Flight:
         if len(small) > _MOST_LOOKED_AT:
             small = small[:half] + small[-half:]
         self._references = [entry.ref for entry in small]
-        self._outermost = self._references[:1] + self._references[1:][-1:]
+        self.outermost = self._references[:1] + self._references[1:][-1:]
 
     def start_state(self) -> tuple[RandomBytes, dict[int, torch.Tensor]]:
         """Return the random states and, by the buffers' identities, copies of them from the beginning of the step."""

@@ -67,6 +67,7 @@ class ForwardLens:
         call_root = self._call_root
         observe = self._observe
         owner, may_call = recorder.owner, self.roots.may_call
+        begin_quietly, fail_at_root, clock = recorder.begin_call, self._fail_at_root, recorder.clock
 
         def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # The first test is for Dynamo: it folds to a constant and nothing of clew enters the graph.
@@ -79,7 +80,20 @@ class ForwardLens:
                     return original(self, *args, **kwargs)
                 if is_heard():
                     return ask_unheard(call_root, let_hear(original), self, args, kwargs)
-                return call_root(original, self, args, kwargs)
+                try:
+                    before = begin_quietly(self, args, kwargs, FORWARD)
+                except Exception as error:  # noqa: BLE001 - ours to answer for
+                    before = fail_at_root(error)
+                if before < 0:
+                    return call_root(original, self, args, kwargs)
+                thread.depth = 1
+                try:
+                    output = original(self, *args, **kwargs)
+                    recorder.has_output = True
+                    return output
+                finally:
+                    thread.depth = 0
+                    clock.switch(before)
             if not thread.recording:
                 return original(self, *args, **kwargs)
             output = original(self, *args, **kwargs)
@@ -145,10 +159,11 @@ class ForwardLens:
             clock.switch(before)
         return output
 
-    def _fail_at_root(self, error: Exception) -> None:
+    def _fail_at_root(self, error: Exception) -> int:
         """Answer for a fault before a root call: what happens inside is not recorded, and no probe stands around."""
         self.thread.recording, self.recorder.around = False, None
         self.recorder.guard.fault(error, "root call", step=self.recorder.step)
+        return -1
 
     # ---------------------------------------------------------------- outputs
 

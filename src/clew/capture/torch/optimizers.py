@@ -22,6 +22,7 @@ from clew.capture.torch.shadow import take_shadows
 from clew.capture.torch.uncompiled import uncompiled
 from clew.capture.torch.unheard import has_dispatch_mode, is_heard
 from clew.stats.readable import undisturbed, unheard
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     Pair = tuple[TensorEntry, torch.Tensor]
 
+_TELLING: Final = ("lr", "params")
+"""While these are the very same things, a group has nothing to say in a step that is not recorded."""
 _HOOKED_STEP_FILE: Final = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 """Where torch wraps every optimizer's ``step`` to call its hooks; the wrapping function is named ``wrapper``."""
 
@@ -342,14 +345,10 @@ class OptimizerLens:
         steps that are recorded.
         """
         groups, known = optimizer.param_groups, entry.known_groups
-        if len(groups) == len(known):
-            for group, before in zip(groups, known, strict=True):
-                if group.get("lr") is not before.get("lr") or group["params"] is not before["params"]:
-                    break
-            else:  # nothing but the same lists of tensors can be compared
-                if not self.recorder.due or groups == known:
-                    self.recorder.scalars += entry.rates
-                    return
+        # Nothing but the same lists of tensors can be compared.
+        if has_same(groups, known, _TELLING) and (not self.recorder.due or groups == known):
+            self.recorder.scalars += entry.rates
+            return
         entry.groups += self._number(max(0, len(groups) - len(entry.groups)))
         if not entry.is_placed:
             self._take_place(entry, optimizer)
@@ -412,6 +411,16 @@ class OptimizerLens:
             entry.grad_keys = [e.site << SITE_SHIFT | KIND_GRAD for e, _ in entry.pairs]
             entry.identities = identities
         return entry.pairs
+
+
+def has_same_slowly(groups: list[dict[str, Any]], known: list[dict[str, Any]], keys: tuple[str, ...]) -> bool:
+    """Return whether two lists of groups have, pair by pair, the very same things under some keys."""
+    return len(groups) == len(known) and all(
+        group.get(key) is before.get(key) for group, before in zip(groups, known, strict=True) for key in keys
+    )
+
+
+has_same = KERNEL.has_same if KERNEL is not None else has_same_slowly
 
 
 def _count_running() -> int:

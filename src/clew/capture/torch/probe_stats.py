@@ -208,7 +208,7 @@ class StatsProbe:
         if self.recorder.step == self._troubled:
             return
         self._troubled = self.recorder.step
-        leaves = (leaf for call in self.recorder.flight.calls for _, leaf in walk((call.args, call.kwargs)))
+        leaves = (leaf for call in self.recorder.calls for _, leaf in walk((call.args, call.kwargs)))
         for leaf in leaves:
             if (
                 not _is_plain(leaf)

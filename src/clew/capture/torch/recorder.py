@@ -16,6 +16,7 @@ from clew.capture.assemble import (
     SITE_SHIFT,
     Layout,
 )
+from clew.capture.beat import Beat
 from clew.capture.clock import CLEW, StepClock, make_clock
 from clew.capture.draft import Draft
 from clew.capture.guard import Guard
@@ -23,7 +24,7 @@ from clew.capture.owner import Owner
 from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
-from clew.capture.torch.flight import Flight
+from clew.capture.torch.flight import Flight, RootCall
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
@@ -78,7 +79,7 @@ class Call(NamedTuple):
     is_root: bool
 
 
-class Recorder:
+class Recorder(Beat):
     """What the lenses share: is this step due, where does a row go, what happens when the step ends.
 
     ``serial`` grows with every step and tells counters of an earlier step apart. ``closing`` is set when an
@@ -137,11 +138,12 @@ class Recorder:
         self.hists = settings.histograms
         self._bad_steps = 0
         self._memory_at = 0.0
-        self._backlog: list[tuple[Any, ...]] = []
+        self.backlog: list[tuple[Any, ...]] = []
         """Of each step what a draft is made of, which takes Python to make."""
+        self.longest_backlog, self.call_type, self.scalar_type = _LONGEST_BACKLOG, RootCall, Scalar
         self._handed_over_at = perf_counter()
         self._layout = Layout([], [])
-        self._no_rows = (self._layout, None, False)
+        self.no_rows = (self._layout, None, False)
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
 
@@ -152,6 +154,10 @@ class Recorder:
         self.waiting: list[tuple[str, torch.Tensor, int]] = []
         self.batches: list[Batch] = []
         self.handles: list[Any] = []
+        self.calls: list[RootCall] = []
+        """The calls of root modules in this step that have gradients."""
+        self.backward_at = -1
+        """The serial of the step that had the last backward pass, -1 without any."""
         self.has_output = False
         """Whether a root call has ended and no backward pass has begun since."""
         self.losses = 0
@@ -436,18 +442,18 @@ class Recorder:
             try:
                 if self.waiting or partial or now - self._memory_at > _MEMORY_SECONDS:
                     self._settle_scalars(now, partial=partial)
-                rows = self._cut_rows() if self.keys else self._no_rows
-                self._backlog.append((self.step, was_due, phases, *rows, self.scalars, self.batches))
+                rows = self._cut_rows() if self.keys else self.no_rows
+                self.backlog.append((self.step, was_due, phases, *rows, self.scalars, self.batches))
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 self.guard.fault(error, "end of step", step=self.step)
-                self._backlog.append((self.step, was_due, phases, *self._no_rows, self.scalars, []))
-            self.closing, self.losses, self.flight.calls = False, 0, []
+                self.backlog.append((self.step, was_due, phases, *self.no_rows, self.scalars, []))
+            self.closing, self.losses, self.calls = False, 0, []
             self.keys, self.copies, self.scalars, self.batches = [], [], [], []
             if self._counts or self.waiting or self.handles or self.has_repeats:
                 self._counts, self.waiting, self.handles, self.has_repeats = {}, [], [], False
             try:
                 waited = now - self._handed_over_at > _BACKLOG_SECONDS
-                if self.prompt or waited or len(self._backlog) >= _LONGEST_BACKLOG:
+                if self.prompt or waited or len(self.backlog) >= self.longest_backlog:
                     self._work_off()
             finally:
                 schedule = self.schedule
@@ -458,7 +464,12 @@ class Recorder:
                 self.serial += 1
                 self.due = due = schedule.is_due(self.step)
                 self.probing = due and schedule.is_probed(self.step)
+                self._stay_quiet(now)
         self.clock.switch(before)
+
+    def _stay_quiet(self, now: float) -> None:
+        """Let steps pass by the shortest way until something is to be done that goes by time."""
+        self.stay_quiet(min(self._memory_at + _MEMORY_SECONDS, self._handed_over_at + _BACKLOG_SECONDS) - now)
 
     def _cut_rows(self) -> tuple[Layout, CutRows, bool]:
         """Return the rows of the step, what each is, and whether some are to be merged or left out."""
@@ -477,7 +488,7 @@ class Recorder:
     def hand_over(self) -> None:
         """Work off the backlog: records to the sink, numbers to whoever shows them."""
         self._handed_over_at = perf_counter()
-        backlog, self._backlog = self._backlog, []
+        backlog, self.backlog = self.backlog, []
         changes = self.sites.take_changes()
         if changes:
             self.sink.add_sites(changes)
@@ -491,7 +502,7 @@ class Recorder:
 
     def hand_over_if_free(self) -> None:
         """Work off the backlog from another thread, unless the training thread is at it: it must not wait."""
-        if not self._backlog or not self.lock.acquire(blocking=False):
+        if not self.backlog or not self.lock.acquire(blocking=False):
             return
         try:
             self.hand_over()
@@ -508,7 +519,7 @@ class Recorder:
                 self.lowest_loss = min(self.lowest_loss, (self.last_loss, self.step))
         if partial:
             self.scalars.append(Scalar("clew.partial", 1.0))
-            has_begun = self.losses or (self.was_cut_off and self.flight.calls)
+            has_begun = self.losses or (self.was_cut_off and self.calls)
             self.rest = "step" if has_begun else "evaluation"
             self.scalars.append(Scalar("clew.evaluation", float(self.rest == "evaluation")))
         if now - self._memory_at > _MEMORY_SECONDS:

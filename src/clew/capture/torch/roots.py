@@ -33,8 +33,6 @@ class Roots:
         self.optimizers = optimizers
         self.batches = batches
         self.explicit = False
-        self.backward_at = -1
-        """The serial of the step that had the last backward pass, -1 without any."""
         self._differentiated: Callable[[], torch.Tensor | None] = lambda: None
         self._differentiated_at = -1
         self._bare: tuple[Callable[[], torch.Tensor | None], int] = (lambda: None, 0)
@@ -61,9 +59,7 @@ class Roots:
         if not (getattr(module, "training", False) and torch.is_grad_enabled()):
             return False  # a look at the model from outside the loop
         # A pool gives the steps of one loop to any of its threads: no step has begun, and the model is the same.
-        has_begun = recorder.in_backward or (
-            not recorder.closing and (recorder.losses or recorder.flight.calls)
-        )
+        has_begun = recorder.in_backward or (not recorder.closing and (recorder.losses or recorder.calls))
         if owner.has_rivals or has_begun or id(module) not in recorder.registry.modules:
             owner.has_rivals = True
             return False
@@ -84,8 +80,9 @@ class Roots:
                 inside = {id(module) for module in top.modules()} if top is not None else set()
                 if inside & callers.keys() and not inside & own:
                     registry.forget_tree(tree)
-            flight = self.recorder.flight
-            flight.calls = [call for call in flight.calls if id(call.module) in registry.modules]
+            self.recorder.calls = [
+                call for call in self.recorder.calls if id(call.module) in registry.modules
+            ]
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self.recorder.guard.fault(error, "models of other threads", step=self.recorder.step)
 
@@ -99,12 +96,12 @@ class Roots:
         key = id(module)
         if key in self._foreign:
             return False
-        if not self.explicit and self.backward_at == recorder.serial:
+        if not self.explicit and recorder.backward_at == recorder.serial:
             self.end_manual_step()  # before the next model is known: its optimizer has nothing to do with this step
         entry = recorder.registry.modules.get(key) or self._discover(module)
         if entry is None:
             return False
-        if self.backward_at == recorder.serial or not self.optimizers.entries:
+        if recorder.backward_at == recorder.serial or not self.optimizers.entries:
             self._end_implicit_step(module, tag)
         if self._serial != recorder.serial:
             self._serial, self._called, self._eval_calls = recorder.serial, {}, 0
@@ -128,7 +125,7 @@ class Roots:
 
     def end_manual_step(self) -> None:
         """End the step of a loop that updates its weights by hand, with no optimizer to tell."""
-        if self.backward_at == self.recorder.serial and not self.optimizers.owns_parameters():
+        if self.recorder.backward_at == self.recorder.serial and not self.optimizers.owns_parameters():
             self.recorder.mark_end()
             self.recorder.before_event()
 
@@ -151,7 +148,9 @@ class Roots:
         """The recording ends, and with it the last step of a loop in which nothing else tells."""
         self.end_manual_step()
         was_called = self._serial == self.recorder.serial and bool(self._called)
-        is_only_evaluation = not self.optimizers.seen and max(self.backward_at, self._differentiated_at) < 0
+        is_only_evaluation = (
+            not self.optimizers.seen and max(self.recorder.backward_at, self._differentiated_at) < 0
+        )
         if was_called and (is_only_evaluation or self._differentiated_at == self._serial):
             self.recorder.end_step()
 
@@ -159,7 +158,7 @@ class Roots:
 
     def _end_implicit_step(self, module: torch.nn.Module, tag: int) -> None:
         self.end_manual_step()
-        if self.backward_at == self.recorder.serial or self.optimizers.seen:
+        if self.recorder.backward_at == self.recorder.serial or self.optimizers.seen:
             return
         is_inside = is_transformed()
         if is_inside and (parameter := _find_differentiated(module)) is not None:
@@ -225,7 +224,7 @@ class Roots:
 
     def _forget_parts_of(self, top: torch.nn.Module) -> None:
         """Before the training begins, a part may be called alone, to see what it gives: it is named with its model."""
-        if self.recorder.serial or self.backward_at >= 0:
+        if self.recorder.serial or self.recorder.backward_at >= 0:
             return
         registry = self.recorder.registry
         inside = {id(module) for module in top.modules()} - {id(top)}

@@ -246,7 +246,7 @@ class SnapshotLens:
     def _take_calls(self) -> None:
         """Without a loader the arguments of root calls are all that is known of the data."""
         modules = self.recorder.registry.modules
-        for module, args, kwargs in self.recorder.flight.calls:
+        for module, args, kwargs in self.recorder.calls:
             entry = modules.get(id(module))
             if entry is not None:
                 self._hold(Given("call", {"args": args, "kwargs": kwargs}, entry.name))
@@ -377,7 +377,7 @@ class SnapshotLens:
         step_seconds = max(self._step_seconds, 1e-4)
         schedule = self.recorder.schedule
         # The step after a snapshot is recorded in full, which costs as well unless every step is.
-        cost = self._cost + (schedule.cost_seconds if schedule.every != 1 else 0.0)
+        cost = self._cost + (schedule.cost if schedule.every != 1 else 0.0)
         steps = max(cost / (_SHARE * step_seconds), self._size / (_BYTES_PER_SECOND * step_seconds))
         return max(_SHORTEST, int(steps) + 1)
 

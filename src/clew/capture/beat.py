@@ -1,0 +1,60 @@
+"""What a quiet step touches of a recording: the compiled bases where they are there, or their twins.
+
+A quiet step is one that is not recorded in full, of a loop in which nothing is new. The compiled ``Beat`` lets its
+events pass without a Python frame; the twin leaves every one of them to the general way, which does the same and more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from clew.stats.built import BUILT
+
+LONGEST_GAP: Final = 1000
+"""A thinned run still shows a sign of life this often."""
+
+
+class SlowLedger:
+    """The twin of the kernel's ``Ledger``."""
+
+    share = bank = most = cost = 0.0
+    """The part of the time that clew may take; what is saved of it, at most, in seconds; what a recorded step costs."""
+    period = warmup_steps = forced_until = thinned = since_last = 0
+
+    def is_due(self, step: int) -> bool:
+        """Return whether this step is recorded in full."""
+        if step < self.warmup_steps or step <= self.forced_until:
+            return True
+        if self.period:
+            return step % self.period == 0
+        return self.bank >= self.cost or self.since_last >= LONGEST_GAP
+
+    def pay(self, step: int, cost_seconds: float, wall_seconds: float) -> None:
+        """Put a step's share of the time aside, and take what clew has cost in it."""
+        if self.share and step >= self.warmup_steps:
+            saved = self.bank + self.share * (wall_seconds - cost_seconds) - cost_seconds
+            self.bank = min(self.most, saved)
+
+
+class SlowBeat:
+    """The twin of the kernel's ``Beat``: no step is quiet."""
+
+    def stay_quiet(self, seconds: float) -> None:
+        """Let steps end by the short way for so long; here there is none."""
+
+    def begin_call(self, *_: Any) -> int:
+        """Leave a root call to the general way."""
+        return -1
+
+    def begin_pass(self, *_: Any) -> int:
+        """Leave a backward pass to the general way."""
+        return -1
+
+
+if TYPE_CHECKING:
+    from clew.stats._kernel import Beat, Ledger
+else:
+    Beat = getattr(BUILT, "Beat", SlowBeat)
+    Ledger = getattr(BUILT, "Ledger", SlowLedger)
+
+__all__ = ["Beat", "Ledger"]
