@@ -1,0 +1,123 @@
+"""Steps of a loop in which nothing is new pass by the short way, and leave what the general way leaves."""
+
+import math
+
+import pytest
+import torch
+
+import clew
+from clew.capture.beat import Ledger, SlowLedger
+from clew.capture.torch.optimizers import has_same, has_same_slowly
+from clew.capture.torch.recorder import Recorder
+
+STEPS = 200
+
+
+def train(folder, name, *, every=40, spoil_at=None, kind="gradient"):
+    """Train a small net with dropout and a schedule, validated now and then; return its recorder and its run."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 25)
+    with clew.watch(model, optimizer, out=folder, name=name, every=every, status=False) as watch:
+        recorder = watch._recording.session.recorder
+        troubles = []
+        recorder.on_trouble.append(lambda *what: troubles.append((recorder.step, *what)))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = (model(torch.randn(16, 6)) - 1).square().mean()
+            if step == spoil_at:
+                if kind == "gradient":
+                    model[0].weight.register_hook(lambda gradient: gradient * math.inf)
+                else:
+                    loss = loss * math.inf
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if step == spoil_at:
+                break
+            if step == 20:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.randn(4, 6))
+                model.train()
+    return recorder, troubles, clew.open_run(folder / name)
+
+
+def count_general(monkeypatch):
+    """Count the steps that end by the general way."""
+    ends, original = [], Recorder.end_step
+
+    def end_step(self, **kwargs):
+        ends.append(self.step)
+        original(self, **kwargs)
+
+    monkeypatch.setattr(Recorder, "end_step", end_step)
+    return ends
+
+
+def numbers(run):
+    kept = ("loss", "lr", "clew.recorded", "mode")
+    return {
+        name: list(zip(*run.scalars()[name], strict=True))
+        for name in run.scalars()
+        if name.split("[")[0] in kept
+    }
+
+
+def test_both_ways_leave_the_same(tmp_path, monkeypatch):
+    ends = count_general(monkeypatch)
+    quiet, _, run = train(tmp_path, "quiet")
+    general_ends = len(ends)
+    assert general_ends < STEPS - 50
+    monkeypatch.setattr(Recorder, "begin_call", lambda *_: -1, raising=False)
+    monkeypatch.setattr(Recorder, "begin_pass", lambda *_: -1, raising=False)
+    ends.clear()
+    general, _, expected = train(tmp_path, "general")
+    assert len(ends) == STEPS
+    assert numbers(run) == numbers(expected)
+    assert (quiet.step, quiet.ended, quiet.serial) == (general.step, general.ended, general.serial)
+    assert (quiet.last_loss, quiet.lowest_loss) == (general.last_loss, general.lowest_loss)
+    assert (quiet.schedule.recorded, quiet.schedule.thinned) == (
+        general.schedule.recorded,
+        general.schedule.thinned,
+    )
+    weights, others = (each.series("0.weight", "param", "l2").values for each in (run, expected))
+    assert len(weights) == quiet.schedule.recorded
+    assert weights.tolist() == others.tolist()
+
+
+@pytest.mark.parametrize("kind", ["gradient", "loss"])
+def test_a_value_that_goes_bad_in_a_quiet_step_is_seen_at_once(kind, tmp_path, monkeypatch):
+    ends = count_general(monkeypatch)
+    _, troubles, _ = train(tmp_path, "bad", spoil_at=191, kind=kind)
+    assert {188, 189, 190} - set(ends)  # steps before it were quiet
+    assert troubles[0][:2] == (191, kind)
+
+
+def test_the_ledgers_agree():
+    fast, slow = Ledger(), SlowLedger()
+    for ledger in (fast, slow):
+        ledger.share, ledger.cost, ledger.most, ledger.warmup_steps = 0.02, 0.5, 1.0, 3
+        ledger.forced_until = 5
+    answers = []
+    for ledger in (fast, slow):
+        seen = []
+        for step in range(60):
+            seen.append((ledger.is_due(step), round(ledger.bank, 12)))
+            ledger.pay(step, 0.001 * (step % 7), 1.0 + step % 3)
+            ledger.since_last += 1
+        ledger.period = 4
+        answers.append((seen, [ledger.is_due(step) for step in range(12)]))
+    assert answers[0] == answers[1]
+    assert {due for due, _ in answers[0][0]} == {True, False}
+
+
+def test_groups_are_the_same_by_identity():
+    rate, held = 0.5, [1]
+    group = {"lr": rate, "params": held}
+    for same in (has_same, has_same_slowly):
+        assert same([group], [{"lr": rate, "params": held, "other": 2}], ("lr", "params"))
+        assert not same([group], [{"lr": rate, "params": [1]}], ("lr", "params"))
+        assert not same([group], [], ("lr", "params"))
+        assert same([{"params": held}], [{"params": held}], ("lr", "params"))
