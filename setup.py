@@ -17,6 +17,7 @@ HEADERS = (
     "lanes",
     "layout",
     "leaf",
+    "lists",
     "measure",
     "pack",
     "tasks",

@@ -323,14 +323,16 @@ static int take_loss(Beat *beat, double number)
 static PyObject *beat_begin_pass(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
     Beat *beat = (Beat *)self;
-    double number;
+    double number = 0.0;
+    int is_wanted = args[0] != Py_None;
     if (!has_count(n, 2))
         return NULL;
-    if (beat->closing != Py_False || beat->due != Py_False || !is_empty(beat->on_pass) ||
-        !is_empty(beat->on_each_loss) || read_long(beat->in_backward) || !read_finite(args[0], &number))
+    if (beat->closing != Py_False || beat->probing != Py_False || !is_empty(beat->on_pass) ||
+        !is_empty(beat->on_each_loss) || read_long(beat->in_backward) ||
+        (is_wanted && !read_finite(args[0], &number)))
         return PyLong_FromLong(-1);
     int before = switch_phase((Clock *)beat->clock, ((Clock *)beat->clock)->own);
-    if (!take_loss(beat, number) || !count_up(&beat->in_backward))
+    if ((is_wanted && !take_loss(beat, number)) || !count_up(&beat->in_backward))
         return NULL;
     set_flag(&beat->has_output, 0);
     switch_phase((Clock *)beat->clock, (int)read_long(args[1]));
@@ -344,7 +346,7 @@ static PyObject *beat_end_pass(PyObject *self, PyObject *references)
     switch_phase((Clock *)beat->clock, ((Clock *)beat->clock)->own);
     set_field(&beat->in_backward, PyLong_FromLong(0));
     set_field(&beat->backward_at, Py_NewRef(beat->serial));
-    int quiet = beat->due == Py_False && is_empty(beat->on_pass) && judge_references(references, 1) == IS_FINE;
+    int quiet = beat->probing == Py_False && is_empty(beat->on_pass) && judge_references(references, 1) == IS_FINE;
     return PyErr_Occurred() ? NULL : PyBool_FromLong(quiet);
 }
 
@@ -368,7 +370,7 @@ static PyMethodDef beat_methods[] = {
          "the call to the general way; the step before may have ended."),
     FAST("begin_pass", beat_begin_pass,
          "begin_pass(loss, phase) -> int\n\n"
-         "Take the loss of a quiet step and begin its backward pass, in a phase; return the phase before. -1, with nothing\n"
+         "Take the loss, unless it is None, of a step that no probe looks at and begin its backward pass, in a phase; return the phase before. -1, with nothing\n"
          "done, leaves it to the general way."),
     {"end_pass", beat_end_pass, METH_O,
      "end_pass(references) -> bool\n\n"

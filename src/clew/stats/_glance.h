@@ -279,30 +279,6 @@ static PyObject *find_place(PyObject *module, PyObject *const *args, Py_ssize_t 
     return all;
 }
 
-PyDoc_STRVAR(has_same_doc, "has_same(dicts, others, keys) -> bool\n\n"
-                           "Return whether two lists of dicts have, pair by pair, the very same things under some keys.");
-
-static int has_same_under(PyObject *dict, PyObject *other, PyObject *keys)
-{
-    int same = dict && other && PyDict_Check(dict) && PyDict_Check(other);
-    for (Py_ssize_t i = 0; same && i < PyTuple_Size(keys); i++) {
-        PyObject *key = PyTuple_GetItem(keys, i);
-        same = PyDict_GetItemWithError(dict, key) == PyDict_GetItemWithError(other, key);
-    }
-    return same;
-}
-
-static PyObject *has_same(PyObject *module, PyObject *const *args, Py_ssize_t n)
-{
-    (void)module;
-    if (!has_count(n, 3))
-        return NULL;
-    int same = PyList_Check(args[0]) && PyList_Check(args[1]) && PyList_Size(args[0]) == PyList_Size(args[1]);
-    for (Py_ssize_t i = 0; same && i < PyList_Size(args[0]); i++)
-        same = has_same_under(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), args[2]);
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
-}
-
 PyDoc_STRVAR(stamp_doc, "stamp(tensors) -> list\n\n"
                         "Return, for each tensor of a list, the identity and the version of its gradient; None without one.");
 

@@ -526,6 +526,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 }
 
 #include "_glance.h"
+#include "_lists.h"
 #include "_tray.h"
 #include "_leaf.h"
 #include "_beat.h"
@@ -553,6 +554,9 @@ static PyMethodDef methods[] = {
     {"stamp", stamp, METH_O, stamp_doc},
     FAST("list_frames", list_frames, list_frames_doc),
     FAST("has_same", has_same, has_same_doc),
+    FAST("holds", holds, holds_doc),
+    {"list_versions", list_versions, METH_O, list_versions_doc},
+    {"list_gradients", list_gradients, METH_O, list_gradients_doc},
     {"select", select_variant, METH_O, select_doc},
     {"variants", list_variants, METH_NOARGS, variants_doc},
     {NULL, NULL, 0, NULL},
@@ -571,8 +575,9 @@ PyMODINIT_FUNC PyInit__kernel(void)
     str_dtype = PyUnicode_InternFromString("dtype");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
     str_shape = PyUnicode_InternFromString("shape");
+    str_params = PyUnicode_InternFromString("params");
     PyObject *module =
-        str_dtype && str_is_cpu && str_shape && intern_glance_names() ? PyModule_Create(&definition) : NULL;
+        str_dtype && str_is_cpu && str_shape && str_params && intern_glance_names() ? PyModule_Create(&definition) : NULL;
 #ifdef HAVE_CLOCK
     if (module && !add_types(module))
         Py_CLEAR(module);

@@ -6,7 +6,9 @@
 #ifdef HAVE_CLOCK
 
 static PyObject *str_requires_grad, *str_serial, *str_in_backward, *str_grad_fn, *str_output_nr,
-    *str_register;
+    *str_register, *str_probing, *str_wanted, *str_off, *str_calls, *str_recalls, *str_site;
+
+enum { MAX_CALLS = 16 };
 
 typedef struct {
     PyObject_HEAD
@@ -24,7 +26,12 @@ static int intern_leaf_names(void)
            (str_in_backward = PyUnicode_InternFromString("in_backward")) &&
            (str_grad_fn = PyUnicode_InternFromString("grad_fn")) &&
            (str_output_nr = PyUnicode_InternFromString("output_nr")) &&
-           (str_register = PyUnicode_InternFromString("_register_hook_dict"));
+           (str_register = PyUnicode_InternFromString("_register_hook_dict")) &&
+           (str_probing = PyUnicode_InternFromString("probing")) &&
+           (str_wanted = PyUnicode_InternFromString("wanted")) && (str_off = PyUnicode_InternFromString("off")) &&
+           (str_calls = PyUnicode_InternFromString("calls")) &&
+           (str_recalls = PyUnicode_InternFromString("recalls")) &&
+           (str_site = PyUnicode_InternFromString("site"));
 }
 
 static int traverse_leaf(PyObject *self, visitproc visit, void *arg)
@@ -144,33 +151,87 @@ static int see_first(Leaf *leaf, PyObject *tensor, int64_t place, int has_gradie
     return leaf->gradient_kind < 0 || !has_gradient || watch_gradient(leaf, tensor, place | leaf->gradient_kind);
 }
 
+static int see(Leaf *leaf, PyObject *tensor, int64_t place, int64_t serial, int recomputed)
+{
+    int has_gradient = read_flag(tensor, str_requires_grad);
+    int64_t version = read_version(tensor);
+    if (is_last(leaf, tensor, version, serial))
+        return see_again(leaf, tensor, place, has_gradient, recomputed);
+    Py_CLEAR(leaf->last);
+    if (!see_first(leaf, tensor, place, has_gradient, recomputed))
+        return 0;
+    leaf->version = version;
+    leaf->serial = serial;
+    leaf->last = PyWeakref_NewRef(tensor, NULL);
+    return leaf->last != NULL;
+}
+
 static PyObject *leaf_see(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
     Leaf *leaf = (Leaf *)self;
     if (!check_count(n, 3))
         return NULL;
-    PyObject *tensor = args[1];
     int64_t place = PyLong_AsLongLong(args[0]) << SITE_SHIFT | PyLong_AsLongLong(args[2]);
     int64_t serial = read_integer(leaf->tray->owner, str_serial);
     int64_t recomputed = read_integer(leaf->tray->owner, str_in_backward);
-    if (PyErr_Occurred())
-        return NULL;
-    int has_gradient = read_flag(tensor, str_requires_grad);
-    int64_t version = read_version(tensor);
-    if (is_last(leaf, tensor, version, serial)) {
-        if (!see_again(leaf, tensor, place, has_gradient, recomputed != 0))
-            return NULL;
-        Py_RETURN_NONE;
-    }
-    Py_CLEAR(leaf->last);
-    if (!see_first(leaf, tensor, place, has_gradient, recomputed != 0))
-        return NULL;
-    leaf->version = version;
-    leaf->serial = serial;
-    leaf->last = PyWeakref_NewRef(tensor, NULL);
-    if (!leaf->last)
+    if (PyErr_Occurred() || !see(leaf, args[1], place, serial, recomputed != 0))
         return NULL;
     Py_RETURN_NONE;
+}
+
+static int write_integer(PyObject *owner, PyObject *name, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    int done = number && PyObject_SetAttr(owner, name, number) == 0;
+    Py_XDECREF(number);
+    return done;
+}
+
+/* Which call of its module in this step this is; -1 where they are not told apart any more, -2 with an error set. */
+static int64_t count_call(PyObject *entry, int64_t serial)
+{
+    int is_first = read_integer(entry, str_serial) != serial;
+    int64_t calls = is_first ? 0 : read_integer(entry, str_calls);
+    if (is_first && !(write_integer(entry, str_serial, serial) && write_integer(entry, str_recalls, 0)))
+        return -2;
+    if (calls >= MAX_CALLS)
+        return -1;
+    return !PyErr_Occurred() && write_integer(entry, str_calls, calls + 1) ? calls : -2;
+}
+
+/* Whether the output of a known module was seen; 0 leaves it to the general way, -1 with an error set. */
+static int observe_known(Leaf *leaf, PyObject *entry, PyObject *output, int64_t tag)
+{
+    PyObject *owner = leaf->tray->owner;
+    if (!read_flag(entry, str_wanted) || read_flag(entry, str_off))
+        return 1;
+    int64_t serial = read_integer(owner, str_serial), ordinal = count_call(entry, serial);
+    if (ordinal < 0)
+        return ordinal == -1 ? 0 : -1;
+    int64_t place = read_integer(entry, str_site) << SITE_SHIFT | tag | ordinal;
+    return !PyErr_Occurred() && see(leaf, output, place, serial, 0) ? 1 : -1;
+}
+
+/* observe(modules, module, output, tag). */
+static PyObject *leaf_observe(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    Leaf *leaf = (Leaf *)self;
+    PyObject *owner = leaf->tray->owner;
+    if (!check_count(n, 4))
+        return NULL;
+    if ((PyObject *)Py_TYPE(args[2]) != plain_type[0] || read_flag(owner, str_probing) ||
+        read_integer(owner, str_in_backward) || read_flag(owner, str_asleep))
+        return PyBool_FromLong(0);
+    PyObject *id = PyLong_FromVoidPtr(args[1]), *entry = id ? PyDict_GetItemWithError(args[0], id) : NULL;
+    Py_XDECREF(id);
+    if (!entry)
+        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+    Py_INCREF(entry);
+    int before = switch_phase(leaf->tray->clock, leaf->tray->clock->own);
+    int seen = observe_known(leaf, entry, args[2], PyLong_AsLongLong(args[3]));
+    switch_phase(leaf->tray->clock, before);
+    Py_DECREF(entry);
+    return seen < 0 ? NULL : PyBool_FromLong(seen);
 }
 
 static PyObject *leaf_forget(PyObject *self, PyObject *unused)
@@ -188,6 +249,10 @@ static PyMethodDef leaf_methods[] = {
          "see(site, tensor, tag)\n\n"
          "Put an output down as a row and have its gradient put down when it comes. No torch-function mode may be on:\n"
          "it would hear what the tensor is asked."),
+    FAST("observe", leaf_observe,
+         "observe(modules, module, output, tag) -> bool\n\n"
+         "See the output of a module, one that is known, if it is a plain tensor and no probe looks; return whether that is\n"
+         "done. No torch-function mode may be on."),
     {"forget", leaf_forget, METH_NOARGS, "forget()\n\nTake the next tensor for a new one."},
     {NULL, NULL, 0, NULL},
 };

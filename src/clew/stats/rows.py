@@ -152,12 +152,15 @@ class Rows:
 
         ``old`` are buffers of the caller (clones of ``new`` at the start). Failures as in ``measure_many``.
         """
-        self.reserve(first_row + len(new))
+        if first_row + len(new) > self._capacity:
+            self.reserve(first_row + len(new))
         left = range(len(new))
         if KERNEL is not None:
             with torch._C.DisableTorchFunction():
                 addresses = self._find_row(first_row, hash=hash, hist=hist)
                 left = KERNEL.measure_updates(new, old, *addresses, self.threads)
+            if not left:
+                return []
         return [
             (position, failure)
             for position in left
@@ -304,7 +307,8 @@ class Rows:
         """Do as ``take`` does and leave it for later to make arrays of the memory."""
         if self._log:
             self.settle()
-        self.reserve(n)
+        if n > self._capacity:
+            self.reserve(n)
         if self._outgrown:
             self._outgrown.clear()
         if KERNEL is not None:

@@ -50,7 +50,7 @@ class BackwardLens:
     def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder, owner = self.recorder, self.recorder.owner
         entries, known, flight = self.optimizers.entries, recorder.registry.tensors, recorder.flight
-        begin_quietly = recorder.begin_pass
+        begin_quietly, wants_loss = recorder.begin_pass, recorder.wants["loss"]
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.asleep or torch.compiler.is_compiling():
@@ -65,7 +65,7 @@ class BackwardLens:
                 and len(known) == flight.looked_at
                 and flight.usual_passes <= 1
             ):
-                before = begin_quietly(tensors, BACKWARD)
+                before = begin_quietly(tensors if wants_loss else None, BACKWARD)
             if before < 0:
                 return self._differentiate(original, tensors, args, kwargs)
             try:
@@ -80,10 +80,10 @@ class BackwardLens:
         return backward
 
     def _end_quietly(self, before: int) -> None:
-        recorder = self.recorder
+        recorder, flight = self.recorder, self.recorder.flight
         try:
-            if recorder.end_pass(recorder.flight.outermost):
-                recorder.flight.passes += 1
+            if recorder.end_pass(flight.references if recorder.due else flight.outermost):
+                flight.passes += 1
             else:
                 self._end_root()
         except Exception as error:  # noqa: BLE001 - ours to answer for
@@ -243,8 +243,7 @@ class BackwardLens:
         if recorder.due and is_unowned:
             with torch._C.DisableTorchFunction():
                 self._record_unowned()
-        is_plain = may_look and not is_unowned and recorder.wants["loss"]
-        self._quiet_with = len(self.optimizers.entries) if is_plain else -1
+        self._quiet_with = len(self.optimizers.entries) if may_look and not is_unowned else -1
 
     def _record_unowned(self) -> None:
         """Measure parameters and gradients here: a hand-written update gives no later occasion."""

@@ -74,7 +74,7 @@ class Flight:
         self.looked_at = -1
         """How many tensors were known when the small ones among them were chosen."""
         self._small: list[TensorEntry] = []
-        self._references: list[weakref.ref[torch.Tensor]] = []
+        self.references: list[weakref.ref[torch.Tensor]] = []
         self.outermost: list[weakref.ref[torch.Tensor]] = []
 
     @property
@@ -154,7 +154,7 @@ class Flight:
         """Return the name of a small parameter that is bad, or has a bad gradient; nothing where all is well."""
         if len(self.recorder.registry.tensors) != self.looked_at:
             self._choose_small()
-        references = self._references if self.recorder.due else self.outermost
+        references = self.references if self.recorder.due else self.outermost
         bad = KERNEL.find_bad(references, of_gradients) if KERNEL is not None else _UNKNOWN
         if bad == _UNKNOWN:
             with undisturbed():
@@ -188,8 +188,8 @@ class Flight:
         half = _MOST_LOOKED_AT // 2
         if len(small) > _MOST_LOOKED_AT:
             small = small[:half] + small[-half:]
-        self._references = [entry.ref for entry in small]
-        self.outermost = self._references[:1] + self._references[1:][-1:]
+        self.references = [entry.ref for entry in small]
+        self.outermost = self.references[:1] + self.references[1:][-1:]
 
     def start_state(self) -> tuple[RandomBytes, dict[int, torch.Tensor]]:
         """Return the random states and, by the buffers' identities, copies of them from the beginning of the step."""

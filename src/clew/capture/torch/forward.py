@@ -16,7 +16,7 @@ from clew.capture.clock import CLEW, EVAL, FORWARD
 from clew.capture.torch.argument_probe import ArgumentProbe
 from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.leaves import walk
-from clew.capture.torch.outputs import make_leaf
+from clew.capture.torch.outputs import SlowLeaf, make_leaf
 from clew.capture.torch.patches import step_aside
 from clew.capture.torch.recorder import KIND_INPUT, Call
 from clew.capture.torch.registry import MAX_CALLS
@@ -68,6 +68,8 @@ class ForwardLens:
         observe = self._observe
         owner, may_call = recorder.owner, self.roots.may_call
         begin_quietly, fail_at_root, clock = recorder.begin_call, self._fail_at_root, recorder.clock
+        modules, fail_at_module = recorder.registry.modules, self._fail_at_module
+        see_quietly = SlowLeaf.observe if self._wants_input else self._leaf.observe
 
         def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # The first test is for Dynamo: it folds to a constant and nothing of clew enters the graph.
@@ -99,7 +101,12 @@ class ForwardLens:
             output = original(self, *args, **kwargs)
             if is_heard():
                 ask_unheard(observe, self, args, kwargs, output)
-            else:
+                return output
+            try:
+                is_seen = see_quietly(modules, self, output, thread.tag)
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                is_seen = fail_at_module(error, self)
+            if not is_seen:
                 observe(self, args, kwargs, output)
             return output
 
@@ -184,12 +191,19 @@ class ForwardLens:
             if is_asked and hasattr(module, "training"):
                 recorder.ask(recorder.on_call, Call(module, entry, args, kwargs, output, is_root))
         except Exception as error:  # noqa: BLE001 - ours to answer for
-            name = entry.name if entry is not None else type(module).__name__
-            recorder.guard.fault(error, name, step=recorder.step)
-            if entry is not None:
-                entry.off = True
+            self._fail_at_module(error, module)
         finally:
             recorder.clock.switch(before)
+
+    def _fail_at_module(self, error: Exception, module: torch.nn.Module) -> bool:
+        """Answer for a fault at the output of a module, which is not looked at again."""
+        recorder = self.recorder
+        entry = recorder.registry.modules.get(id(module))
+        name = entry.name if entry is not None else type(module).__name__
+        recorder.guard.fault(error, name, step=recorder.step)
+        if entry is not None:
+            entry.off = True
+        return True
 
     def _record_call(self, entry: ModuleEntry, args: Any, kwargs: Any, output: Any) -> None:
         recorder = self.recorder

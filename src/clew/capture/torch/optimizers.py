@@ -16,9 +16,8 @@ from torch.optim.optimizer import (
 
 from clew.capture.assemble import SITE_SHIFT
 from clew.capture.clock import CLEW, OPTIMIZER
-from clew.capture.torch.leaves import local_part
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE, KIND_UPDATE
-from clew.capture.torch.shadow import take_shadows
+from clew.capture.torch.shadow import Shadows
 from clew.capture.torch.uncompiled import uncompiled
 from clew.capture.torch.unheard import has_dispatch_mode, is_heard
 from clew.stats.readable import undisturbed, unheard
@@ -48,15 +47,16 @@ class OptimizerEntry:
     __slots__ = (
         "grad_keys",
         "groups",
-        "identities",
         "is_placed",
         "known_groups",
         "made_at",
         "numbers",
         "pairs",
         "param_keys",
+        "parameters",
         "rates",
         "ref",
+        "shadows",
         "sites",
         "stepped",
         "steps",
@@ -70,7 +70,6 @@ class OptimizerEntry:
         self.ref = weakref.ref(optimizer, forget)
         self.groups = groups
         """The numbers of its groups among those of all optimizers."""
-        self.identities: list[int] | None = None
         self.stepped = -1
         self.steps = 0
         self.was_found = False
@@ -79,8 +78,10 @@ class OptimizerEntry:
         self.made_at = -1
         """The serial of the first step that it may be there for."""
         self.sites: tuple[int, ...] = ()
+        self.parameters: list[torch.Tensor] = []
         self.pairs: list[Pair] = []
         self.tensors: list[torch.Tensor] = []
+        self.shadows = Shadows([], [])
         self.param_keys: list[int] = []
         self.grad_keys: list[int] = []
         self.numbers: dict[tuple[str, int], float] = {}
@@ -271,13 +272,13 @@ class OptimizerLens:
         """Measure what the optimizer is about to use."""
         recorder = self.recorder
         with torch._C.DisableTorchFunction():  # parameters may be of a class that hears what it is asked
-            pairs = self._pairs_of(entry, optimizer)
+            self._pairs_of(entry, optimizer)
             if recorder.wants["param"]:
                 recorder.measure_keyed(entry.tensors, entry.param_keys)
             if with_grads:
                 self._measure_grads(entry, optimizer)
             if recorder.wants["update"]:
-                take_shadows(pairs)
+                entry.shadows.take()
 
     def _measure_grads(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
@@ -285,10 +286,11 @@ class OptimizerLens:
             return
         # A fused optimizer takes GradScaler's scale off by itself, inside its step.
         scale = getattr(optimizer, "grad_scale", None)
-        grads = [tensor.grad for tensor in entry.tensors]
-        kept = [grad for grad in grads if grad is not None]
+        kept = KERNEL.list_gradients(entry.tensors) if KERNEL is not None else None
         keys = entry.grad_keys
-        if len(kept) < len(grads):
+        if kept is None:
+            grads = [tensor.grad for tensor in entry.tensors]
+            kept = [grad for grad in grads if grad is not None]
             keys = [key for grad, key in zip(grads, keys, strict=True) if grad is not None]
         if scale is None:
             recorder.measure_keyed(kept, keys)
@@ -305,25 +307,17 @@ class OptimizerLens:
         with torch._C.DisableTorchFunction():
             pairs = self._pairs_of(entry, optimizer)
             if recorder.wants["update"]:
-                self._measure_updates(pairs)
+                recorder.measure_updates(*entry.shadows.list_moved())
+                entry.shadows.settle()
             if recorder.wants["buffer"]:
                 self._measure_buffers()
             if recorder.wants["state"]:
                 self._measure_state(pairs, optimizer)
 
-    def _measure_updates(self, pairs: list[Pair]) -> None:
-        moved = [(e, t, e.shadow) for e, t in pairs if e.shadow is not None and e.shadow_version >= 0]
-        shadows = [shadow for _, _, shadow in moved if shadow is not None]
-        held = [local_part(tensor) for _, tensor, _ in moved]
-        keys = [e.site << SITE_SHIFT | KIND_UPDATE for e, _, _ in moved]
-        self.recorder.measure_updates(held, shadows, keys)
-        for moved_entry, tensor, _ in moved:
-            moved_entry.shadow_version = tensor._version
-
     def _measure_buffers(self) -> None:
         recorder = self.recorder
-        for tree in recorder.registry.living_trees():
-            if not tree.buffers:
+        for tree in recorder.registry.trees:
+            if not tree.buffers or tree.ref() is None:
                 continue
             living = [(entry, entry.ref()) for entry in tree.buffers if entry.wanted]
             kept = [(entry, tensor) for entry, tensor in living if tensor is not None]
@@ -398,19 +392,24 @@ class OptimizerLens:
 
     def _pairs_of(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> list[Pair]:
         """Return the optimizer's parameters with their sites; looked up again when groups were added."""
-        identities = [identity for group in optimizer.param_groups for identity in map(id, group["params"])]
-        if identities != entry.identities:
+        if not holds(optimizer.param_groups, entry.parameters):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             self.discover(parameters)
             number = entry.groups[0] if entry.groups else 0
             entries = self.recorder.registry.name_parameters(parameters, f"optimizer{number}")
-            entry.sites = tuple(each.site for each in entries)
+            entry.parameters, entry.sites = parameters, tuple(each.site for each in entries)
             entry.pairs = [(e, p) for e, p in zip(entries, parameters, strict=True) if e.wanted]
             entry.tensors = [parameter for _, parameter in entry.pairs]
             entry.param_keys = [e.site << SITE_SHIFT | KIND_PARAM for e, _ in entry.pairs]
             entry.grad_keys = [e.site << SITE_SHIFT | KIND_GRAD for e, _ in entry.pairs]
-            entry.identities = identities
+            update_keys = [e.site << SITE_SHIFT | KIND_UPDATE for e, _ in entry.pairs]
+            entry.shadows = Shadows(entry.pairs, update_keys)
         return entry.pairs
+
+
+def holds_slowly(groups: list[dict[str, Any]], parameters: list[torch.Tensor]) -> bool:
+    """Return whether the parameters of an optimizer's groups, one after another, are these very ones."""
+    return [id(each) for group in groups for each in group["params"]] == list(map(id, parameters))
 
 
 def has_same_slowly(groups: list[dict[str, Any]], known: list[dict[str, Any]], keys: tuple[str, ...]) -> bool:
@@ -421,6 +420,7 @@ def has_same_slowly(groups: list[dict[str, Any]], known: list[dict[str, Any]], k
 
 
 has_same = KERNEL.has_same if KERNEL is not None else has_same_slowly
+holds = KERNEL.holds if KERNEL is not None else holds_slowly
 
 
 def _count_running() -> int:

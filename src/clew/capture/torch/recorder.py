@@ -29,7 +29,6 @@ from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
 from clew.capture.torch.unheard import has_dispatch_mode
-from clew.capture.turns import take_turns
 from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord, new_tuple
 from clew.model.schema import KIND_INDEX
@@ -235,18 +234,18 @@ class Recorder(Beat):
         """Measure several tensors of one kind into consecutive rows."""
         self.measure_keyed(tensors, [site << SITE_SHIFT | tag for site in sites])
 
-    @take_turns
     def measure_keyed(self, tensors: list[torch.Tensor], keys: list[int]) -> None:
         """Measure several tensors into consecutive rows, each under its key."""
         if not tensors:
             return
-        first, left = len(self.keys), None
-        if self.tray is not None:
-            left = self.tray.measure_many(tensors, keys)
-        if left is None:
-            self._measure_all(tensors, keys)
-        elif left:
-            self._measure_left(tensors, keys, [(position, first + position) for position in left])
+        with self.lock:
+            first, left = len(self.keys), None
+            if self.tray is not None:
+                left = self.tray.measure_many(tensors, keys)
+            if left is None:
+                self._measure_all(tensors, keys)
+            elif left:
+                self._measure_left(tensors, keys, [(position, first + position) for position in left])
 
     def _measure_left(
         self, tensors: list[torch.Tensor], keys: list[int], left: list[tuple[int, int]]
@@ -272,14 +271,14 @@ class Recorder(Beat):
             if shapes[key >> SITE_SHIFT] != tensor.shape:
                 self.describe(key >> SITE_SHIFT, tensor)
 
-    @take_turns
     def measure_updates(self, new: list[torch.Tensor], old: list[torch.Tensor], keys: list[int]) -> None:
         """Measure what a step did to parameters; the old values are overwritten with the new."""
-        first = len(self.keys)
-        self.keys += keys
-        failures = self.rows.measure_updates(new, old, first_row=first, hash=self.hashes, hist=self.hists)
-        if failures:
-            self._drop_failures(first, [key >> SITE_SHIFT for key in keys], failures)
+        with self.lock:
+            first = len(self.keys)
+            self.keys += keys
+            failures = self.rows.measure_updates(new, old, first_row=first, hash=self.hashes, hist=self.hists)
+            if failures:
+                self._drop_failures(first, [key >> SITE_SHIFT for key in keys], failures)
 
     def _drop_failures(
         self, first: int, sites: list[int], failures: list[tuple[int, UnsupportedTensor]]
@@ -294,13 +293,13 @@ class Recorder(Beat):
         shape = () if tensor.is_nested else tuple(tensor.shape)
         self.sites.describe(site, shape, str(tensor.dtype).removeprefix("torch."))
 
-    @take_turns
     def repeat(self, row: int, tensor: torch.Tensor, site: int, *, tag: int) -> int:
         """Give another site the numbers of an earlier row, the very same tensor, and return the earlier row."""
-        if tensor.is_nested or self.sites.shapes[site] != tensor.shape:
-            self.describe(site, tensor)
-        self.copies.append((len(self.keys), row))
-        self.keys.append(site << SITE_SHIFT | tag)
+        with self.lock:
+            if tensor.is_nested or self.sites.shapes[site] != tensor.shape:
+                self.describe(site, tensor)
+            self.copies.append((len(self.keys), row))
+            self.keys.append(site << SITE_SHIFT | tag)
         return row
 
     def fault_at_gradient(self, error: Exception, key: int) -> None:
@@ -475,7 +474,6 @@ class Recorder(Beat):
         """Return the rows of the step, what each is, and whether some are to be merged or left out."""
         if not self._layout.fits(self.keys, self.copies):
             self._layout = Layout(self.keys, self.copies)
-        self.rows.reserve(len(self.keys))
         return self._layout, self.rows.cut(len(self.keys)), self.has_repeats or DROPPED in self.keys
 
     def _work_off(self) -> None:
@@ -484,21 +482,21 @@ class Recorder(Beat):
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self.guard.fault(error, "end of step", step=self.step)
 
-    @take_turns
     def hand_over(self) -> None:
         """Work off the backlog: records to the sink, numbers to whoever shows them."""
-        self._handed_over_at = perf_counter()
-        backlog, self.backlog = self.backlog, []
-        changes = self.sites.take_changes()
-        if changes:
-            self.sink.add_sites(changes)
-        faults = self.guard.take()
-        for parts in backlog:
-            record = Draft(*parts).finish(faults)
-            faults = ()
-            self.sink.put(record)
-            if self.on_step is not None:
-                self.on_step(self, record)
+        with self.lock:
+            self._handed_over_at = perf_counter()
+            backlog, self.backlog = self.backlog, []
+            changes = self.sites.take_changes()
+            if changes:
+                self.sink.add_sites(changes)
+            faults = self.guard.take()
+            for parts in backlog:
+                record = Draft(*parts).finish(faults)
+                faults = ()
+                self.sink.put(record)
+                if self.on_step is not None:
+                    self.on_step(self, record)
 
     def hand_over_if_free(self) -> None:
         """Work off the backlog from another thread, unless the training thread is at it: it must not wait."""

@@ -46,7 +46,7 @@ class ModuleEntry:
 class TensorEntry:
     """One parameter or buffer under observation."""
 
-    __slots__ = ("name", "ref", "shadow", "shadow_version", "site", "wanted")
+    __slots__ = ("name", "ref", "shadow", "site", "wanted")
 
     def __init__(self, name: str, site: int, tensor: torch.Tensor, *, wanted: bool) -> None:
         self.name = name
@@ -54,7 +54,6 @@ class TensorEntry:
         self.wanted = wanted
         self.ref = weakref.ref(tensor)
         self.shadow: torch.Tensor | None = None
-        self.shadow_version = -1
 
 
 class Tree:

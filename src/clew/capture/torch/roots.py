@@ -106,9 +106,10 @@ class Roots:
         if self._serial != recorder.serial:
             self._serial, self._called, self._eval_calls = recorder.serial, {}, 0
         self._called[key] = self._called.get(key, 0) + 1
-        if not tag and torch.is_grad_enabled():
+        has_gradients = torch.is_grad_enabled()
+        if not tag and has_gradients:
             recorder.flight.add_call(module, args, kwargs)
-        if not recorder.due or self._is_enough_evaluation(tag):
+        if not recorder.due or ((tag or not has_gradients) and self._is_enough_evaluation()):
             return False
         if recorder.wants["batch"]:
             with torch._C.DisableTorchFunction():  # a batch may be of a class that hears what it is asked
@@ -178,9 +179,7 @@ class Roots:
             self.recorder.end_step()
         self._differentiated, self._differentiated_at = weakref.ref(parameter), self.recorder.serial
 
-    def _is_enough_evaluation(self, tag: int) -> bool:
-        if not tag and torch.is_grad_enabled():
-            return False
+    def _is_enough_evaluation(self) -> bool:
         if not self.optimizers.seen:
             return False
         self._eval_calls += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,41 +13,87 @@ if TYPE_CHECKING:
     from clew.capture.torch.registry import TensorEntry
 
 
-def take_shadows(pairs: list[tuple[TensorEntry, torch.Tensor]]) -> None:
-    """Copy the parameters that have changed since their last copy.
+class Moved(NamedTuple):
+    """What a step may have moved: the tensors as this process holds them, their copies, and the keys of the updates."""
 
-    A recorded step leaves the copy equal to the parameter, so a run recorded at every step copies only once. A
+    held: list[torch.Tensor]
+    copies: list[torch.Tensor]
+    keys: list[int]
+
+
+class Shadows:
+    """The copies of one optimizer's parameters. A tensor that cannot be copied has none.
+
+    A recorded step leaves the copies equal to the parameters, so a run recorded at every step copies only once. A
     change made through ``.data`` between two recorded steps is not seen here and counts as part of the update.
     """
-    stale = [(entry, tensor) for entry, tensor in _find_doubtful(pairs) if _is_stale(entry, tensor)]
-    if not stale:
-        return
-    new = [(entry, tensor) for entry, tensor in stale if entry.shadow is None]
-    for entry, tensor in new:
-        entry.shadow = torch.empty_like(local_part(tensor).detach())
-    with torch.no_grad():
-        old = [entry.shadow for entry, _ in stale if entry.shadow is not None]
-        torch._foreach_copy_(old, [local_part(tensor).detach() for _, tensor in stale])
-    for entry, tensor in stale:
-        entry.shadow_version = tensor._version
+
+    def __init__(self, pairs: list[tuple[TensorEntry, torch.Tensor]], keys: list[int]) -> None:
+        self._pairs = pairs
+        self._keys = keys
+        self._tensors = [tensor for _, tensor in pairs]
+        self._copies: list[torch.Tensor | None] = [None] * len(pairs)
+        self._versions = [-1] * len(pairs)
+        self._moved: Moved | None = None
+
+    def take(self) -> None:
+        """Copy the parameters that have changed since their last copy, usually none."""
+        doubtful = range(len(self._tensors))
+        if KERNEL is not None:
+            doubtful = KERNEL.list_stale(self._tensors, self._copies, self._versions)
+        stale = [at for at in doubtful if self._is_stale(at)] if doubtful else []
+        if stale:
+            self._copy(stale)
+
+    def _is_stale(self, at: int) -> bool:
+        copy, held = self._pairs[at][0].shadow, local_part(self._tensors[at])
+        self._copies[at] = copy
+        if copy is None or (copy.shape, copy.dtype, copy.device) != (held.shape, held.dtype, held.device):
+            self._pairs[at][0].shadow = None
+            return not held.is_sparse and held.layout == torch.strided
+        return self._versions[at] != self._tensors[at]._version
+
+    def _copy(self, stale: list[int]) -> None:
+        copies = []
+        for at in stale:
+            entry, tensor = self._pairs[at]
+            if entry.shadow is None:
+                entry.shadow = torch.empty_like(local_part(tensor).detach())
+            copies.append(entry.shadow)
+            self._copies[at], self._versions[at] = entry.shadow, tensor._version
+        with torch.no_grad():
+            torch._foreach_copy_(copies, [local_part(self._tensors[at]).detach() for at in stale])
+        self._moved = None
+
+    def list_moved(self) -> Moved:
+        """Return what is to be measured after a step; the copies are given the new values."""
+        if self._moved is not None:
+            return self._moved
+        there = [(at, copy) for at, copy in enumerate(self._copies) if copy is not None]
+        held = [local_part(self._tensors[at]) for at, _ in there]
+        moved = Moved(held, [copy for _, copy in there], [self._keys[at] for at, _ in there])
+        # The part that this process holds of a distributed tensor may be another one next time.
+        if len(held) == len(self._tensors) and all(map(_is, held, self._tensors)):
+            self._moved = moved
+        return moved
+
+    def settle(self) -> None:
+        """The copies are equal to the parameters now."""
+        read = KERNEL.list_versions if KERNEL is not None else list_versions_slowly
+        versions = read(self._tensors)
+        self._versions = (
+            versions
+            if self._moved is not None
+            else [
+                -1 if copy is None else version for version, copy in zip(versions, self._copies, strict=True)
+            ]
+        )
 
 
-def _find_doubtful(pairs: list[tuple[TensorEntry, torch.Tensor]]) -> list[tuple[TensorEntry, torch.Tensor]]:
-    """Leave out what is plainly as it was, which is usually all of it."""
-    if KERNEL is None:
-        return pairs
-    shadows = [entry.shadow for entry, _ in pairs]
-    versions = [entry.shadow_version for entry, _ in pairs]
-    return [pairs[at] for at in KERNEL.list_stale([tensor for _, tensor in pairs], shadows, versions)]
+def list_versions_slowly(tensors: list[torch.Tensor]) -> list[int]:
+    """Return how often each tensor has been written in its place."""
+    return [tensor._version for tensor in tensors]
 
 
-def _is_stale(entry: TensorEntry, tensor: torch.Tensor) -> bool:
-    shadow, held = entry.shadow, local_part(tensor)
-    if (
-        shadow is None
-        or shadow.shape != held.shape
-        or (shadow.dtype, shadow.device) != (held.dtype, held.device)
-    ):
-        entry.shadow = None
-        return not held.is_sparse and held.layout == torch.strided
-    return entry.shadow_version != tensor._version
+def _is(one: object, other: object) -> bool:
+    return one is other

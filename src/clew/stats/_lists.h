@@ -1,0 +1,81 @@
+/* Questions about lists that an optimizer keeps, without a Python frame for each.
+
+   Includes nothing: it is a part of _kernel.c. */
+
+static PyObject *str_params;
+
+PyDoc_STRVAR(has_same_doc, "has_same(dicts, others, keys) -> bool\n\n"
+                           "Return whether two lists of dicts have, pair by pair, the very same things under some keys.");
+
+static int has_same_under(PyObject *dict, PyObject *other, PyObject *keys)
+{
+    int same = dict && other && PyDict_Check(dict) && PyDict_Check(other);
+    for (Py_ssize_t i = 0; same && i < PyTuple_Size(keys); i++) {
+        PyObject *key = PyTuple_GetItem(keys, i);
+        same = PyDict_GetItemWithError(dict, key) == PyDict_GetItemWithError(other, key);
+    }
+    return same;
+}
+
+static PyObject *has_same(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (!has_count(n, 3))
+        return NULL;
+    int same = PyList_Check(args[0]) && PyList_Check(args[1]) && PyList_Size(args[0]) == PyList_Size(args[1]);
+    for (Py_ssize_t i = 0; same && i < PyList_Size(args[0]); i++)
+        same = has_same_under(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), args[2]);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
+}
+
+PyDoc_STRVAR(holds_doc, "holds(groups, parameters) -> bool\n\n"
+                        "Return whether the parameters of an optimizer's groups, one after another, are these very ones.");
+
+static PyObject *holds(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (!has_count(n, 2))
+        return NULL;
+    Py_ssize_t at = 0;
+    int same = PyList_Check(args[0]) && PyList_Check(args[1]);
+    for (Py_ssize_t i = 0; same && i < PyList_Size(args[0]); i++) {
+        PyObject *group = PyList_GetItem(args[0], i);
+        PyObject *held = PyDict_Check(group) ? PyDict_GetItemWithError(group, str_params) : NULL;
+        same = held && PyList_Check(held) && at + PyList_Size(held) <= PyList_Size(args[1]);
+        for (Py_ssize_t k = 0; same && k < PyList_Size(held); k++)
+            same = PyList_GetItem(held, k) == PyList_GetItem(args[1], at++);
+    }
+    same = same && at == PyList_Size(args[1]);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
+}
+
+PyDoc_STRVAR(list_versions_doc, "list_versions(tensors) -> list\n\n"
+                                "Return how often each tensor of a list has been written in its place.");
+
+static PyObject *list_versions(PyObject *module, PyObject *tensors)
+{
+    PyObject *versions = PyList_New(0);
+    (void)module;
+    for (Py_ssize_t i = 0; versions && i < PyList_Size(tensors); i++)
+        if (!append_number(versions, read_version(PyList_GetItem(tensors, i))))
+            Py_CLEAR(versions);
+    return versions;
+}
+
+PyDoc_STRVAR(list_gradients_doc, "list_gradients(tensors) -> list | None\n\n"
+                                 "Return the gradient of each tensor of a list; None where one of them has none.");
+
+static PyObject *list_gradients(PyObject *module, PyObject *tensors)
+{
+    PyObject *gradients = PyList_New(0);
+    (void)module;
+    for (Py_ssize_t i = 0; gradients && i < PyList_Size(tensors); i++) {
+        PyObject *gradient = PyObject_GetAttr(PyList_GetItem(tensors, i), str_grad);
+        if (gradient == Py_None || !gradient || PyList_Append(gradients, gradient) < 0)
+            Py_CLEAR(gradients);
+        Py_XDECREF(gradient);
+    }
+    if (!gradients && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return gradients;
+}
