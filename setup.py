@@ -20,6 +20,7 @@ HEADERS = (
     "lists",
     "measure",
     "pack",
+    "part",
     "tasks",
     "tray",
     "vectors",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from clew.capture.torch import glance as looks
+from clew.capture.torch.leaves import list_leaves, list_slowly
 from clew.capture.torch.probe_signature import find_place
 from clew.stats.rows import KERNEL
 
@@ -48,6 +49,22 @@ def test_a_few_numbers_and_their_sum(monkeypatch, tensor, most):
     assert numbers == tuple(flat[:: max(1, len(flat) // most)][:most].tolist())
 
 
+@pytest.mark.parametrize(
+    "tensor", SIMPLE + OTHERS, ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}"
+)
+def test_one_row_and_the_zeros_among_the_first_numbers(monkeypatch, tensor):
+    def read():
+        rows = [0, len(tensor) // 2, -1] if len(tensor) else []
+        return [looks.glance_row(tensor, row, 4) for row in rows], looks.count_zeros(tensor, 25)
+
+    quick = read()
+    without_kernel(monkeypatch)
+    assert quick == read()
+    assert quick[1] == int((tensor.detach().reshape(-1)[:25] == 0).sum())
+    if len(tensor):
+        assert quick[0][2] == looks.glance(tensor.detach()[-1], 4)
+
+
 @pytest.mark.parametrize("numbers", [1, 16, 32])
 @pytest.mark.parametrize(
     "tensor",
@@ -81,9 +98,12 @@ def test_a_copy_of_all_numbers(monkeypatch, tensor):
 
 
 @pytest.mark.parametrize("size", [6, 5000])
-def test_labels_are_counted(size):
-    labels = [torch.arange(size) % 4 - 1, torch.full((3, 2), 9)]
+@pytest.mark.parametrize("last", [9, -100, 1151, 1152, -129])
+def test_labels_are_counted(monkeypatch, size, last):
+    labels = [torch.arange(size) % 4 - 1, torch.full((3, 2), last)]
     counted = looks.count_labels(labels)
+    without_kernel(monkeypatch)
+    assert looks.count_labels(labels) == counted
     every = torch.cat([each.reshape(-1) for each in labels])
     assert counted == {number: int((every == number).sum()) for number in every.unique().tolist()}
     assert not looks.count_labels([torch.zeros(0, dtype=torch.int64)])
@@ -105,6 +125,11 @@ def test_what_is_not_simply_memory_is_left_to_the_twin():
         assert KERNEL.glance(other, 8) is None
         assert KERNEL.add_up(other, 8) is None
         assert KERNEL.sample_rows(other, 1, 8) is None
+        assert KERNEL.glance_row(other, 0, 8) is None
+        assert KERNEL.count_zeros(other, 8) is None
+        assert KERNEL.count_labels([torch.zeros(2, dtype=torch.int64), other]) is None
+    assert KERNEL.glance_row(torch.zeros(3, 2), 3, 8) is None
+    assert KERNEL.glance_row(torch.tensor(1.0), 0, 8) is None
     assert KERNEL.sample_rows(torch.zeros(7), 2, 8) is None
     with pytest.raises(AttributeError):
         KERNEL.stamp(["word"])
@@ -141,3 +166,17 @@ def test_the_rows_that_a_model_is_given():
     assert looks.sample_first(((narrow, computed, None, "word"), {}), 8, 16) == ()
     for other in (object(), (data.bfloat16(),), ({1, 2}, data), (data.to_sparse(), data), [narrow] * 65):
         assert looks.sample_first((other,), 8, 16) is None
+
+
+@needs_kernel
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_tensors_in_a_value():
+    one, two, own = torch.randn(2), torch.arange(3), torch.nn.Parameter(torch.randn(2))
+    deep = [[[[[one]]]]]
+    for value in (one, ((one, None, "word"), {"x": [two, 3.0], "y": own}), deep, ()):
+        quick, slow = KERNEL.list_leaves(value), list_slowly(value)
+        assert [id(leaf) for leaf in quick] == [id(leaf) for leaf in slow]
+    nested = torch.nested.nested_tensor([one, two.float()])
+    for other in (object(), [deep, [[deep]]], [one] * 65, {"x": {1, 2}}, (one, nested)):
+        assert KERNEL.list_leaves(other) is None
+    assert [id(leaf) for leaf in list_leaves((one, nested, [two]))] == [id(one), id(two)]

@@ -3,7 +3,7 @@
 
    Includes nothing: it is a part of _kernel.c. */
 
-static PyObject *str_grad, *str_grad_fn, *str_version, *str_f_back, *str_f_code, *str_f_lasti;
+static PyObject *str_grad, *str_grad_fn, *str_is_nested, *str_version, *str_f_back, *str_f_code, *str_f_lasti;
 
 enum { IS_UNKNOWN = -2, IS_FINE = -1 };
 enum { MAX_DEPTH = 5, MOST_PARTS = 64, END_BYTES = 128 };
@@ -12,6 +12,7 @@ static int intern_glance_names(void)
 {
     return (str_grad = PyUnicode_InternFromString("grad")) &&
            (str_grad_fn = PyUnicode_InternFromString("grad_fn")) &&
+           (str_is_nested = PyUnicode_InternFromString("is_nested")) &&
            (str_version = PyUnicode_InternFromString("_version")) &&
            (str_f_back = PyUnicode_InternFromString("f_back")) &&
            (str_f_code = PyUnicode_InternFromString("f_code")) &&
@@ -105,6 +106,27 @@ static int64_t spread(int64_t count, int64_t most)
     return most > 0 && count / most > 1 ? count / most : 1;
 }
 
+static PyObject *read_object(const Task *task, int64_t at)
+{
+    return task->type == F32 || task->type == F64 ? PyFloat_FromDouble(read_element(task, at))
+           : task->type == I64                    ? PyLong_FromLongLong(((const int64_t *)task->data)[at])
+                                                  : PyLong_FromLongLong((int64_t)read_element(task, at));
+}
+
+/* Some numbers of a run of them, evenly spread. */
+static PyObject *tell_numbers(const Task *task, int64_t first, int64_t count, int64_t most)
+{
+    int64_t apart = spread(count, most), size = (count + apart - 1) / apart;
+    size = size < most ? size : most;
+    PyObject *numbers = PyTuple_New((Py_ssize_t)size);
+    for (int64_t i = 0; numbers && i < size; i++) {
+        PyObject *number = read_object(task, first + i * apart);
+        if (!number || PyTuple_SetItem(numbers, (Py_ssize_t)i, number) < 0)
+            Py_CLEAR(numbers);
+    }
+    return numbers;
+}
+
 PyDoc_STRVAR(glance_doc, "glance(tensor, most) -> tuple | None\n\n"
                          "Return at most so many numbers of a tensor, evenly spread; None where it is not simply memory.");
 
@@ -117,17 +139,7 @@ static PyObject *glance(PyObject *module, PyObject *const *args, Py_ssize_t n)
         return NULL;
     if (!read_simple(args[0], &task))
         Py_RETURN_NONE;
-    int64_t apart = spread(task.count, most), size = (task.count + apart - 1) / apart;
-    size = size < most ? size : most;
-    PyObject *numbers = PyTuple_New((Py_ssize_t)size);
-    for (int64_t i = 0; numbers && i < size; i++) {
-        PyObject *number = task.type == F32 || task.type == F64 ? PyFloat_FromDouble(read_element(&task, i * apart))
-                           : task.type == I64 ? PyLong_FromLongLong(((const int64_t *)task.data)[i * apart])
-                                              : PyLong_FromLongLong((int64_t)read_element(&task, i * apart));
-        if (!number || PyTuple_SetItem(numbers, (Py_ssize_t)i, number) < 0)
-            Py_CLEAR(numbers);
-    }
-    return numbers;
+    return tell_numbers(&task, 0, task.count, most);
 }
 
 PyDoc_STRVAR(add_up_doc, "add_up(tensor, most) -> float | None\n\n"

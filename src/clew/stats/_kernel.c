@@ -527,6 +527,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 
 #include "_glance.h"
 #include "_lists.h"
+#include "_part.h"
 #include "_tray.h"
 #include "_leaf.h"
 #include "_beat.h"
@@ -548,6 +549,10 @@ static PyMethodDef methods[] = {
     FAST("sample_rows", sample_rows, sample_rows_doc),
     FAST("sample_first", sample_first, sample_first_doc),
     FAST("find_place", find_place, find_place_doc),
+    FAST("glance_row", glance_row, glance_row_doc),
+    FAST("count_zeros", count_zeros, count_zeros_doc),
+    {"count_labels", count_labels, METH_O, count_labels_doc},
+    {"list_leaves", list_leaves, METH_O, list_leaves_doc},
     {"copy_memory", copy_memory, METH_O, copy_memory_doc},
     {"read_number", read_number, METH_O, read_number_doc},
     {"weigh", weigh, METH_O, weigh_doc},

@@ -51,6 +51,18 @@ def glance(tensor: torch.Tensor, most: int) -> tuple[float, ...]:
     return tuple(thin(tensor, most)[:most].tolist()) if numbers is None else numbers
 
 
+def glance_row(tensor: torch.Tensor, row: int, most: int) -> tuple[float, ...]:
+    """Return the same of one row of a dense tensor, counted from the end where that is negative."""
+    numbers = KERNEL.glance_row(tensor, row, most) if KERNEL is not None else None
+    return glance(tensor.detach()[row], most) if numbers is None else numbers
+
+
+def count_zeros(tensor: torch.Tensor, first: int) -> int:
+    """Return how many of the first so many numbers of a dense tensor are zero."""
+    found = KERNEL.count_zeros(tensor, first) if KERNEL is not None else None
+    return glance(tensor.detach().reshape(-1)[:first], first).count(0.0) if found is None else found
+
+
 def add_up(tensor: torch.Tensor, most: int) -> float:
     """Return the sum of the magnitudes of some numbers of a dense tensor."""
     found = KERNEL.add_up(tensor, most) if KERNEL is not None else None
@@ -75,6 +87,11 @@ def copy_numbers(tensor: torch.Tensor) -> NDArray[Any]:
 
 def count_labels(labels: list[torch.Tensor]) -> Counter[int]:
     """Return how often each number is in tensors of whole numbers."""
+    found = KERNEL.count_labels(labels) if KERNEL is not None else None
+    return _count_slowly(labels) if found is None else Counter(found)
+
+
+def _count_slowly(labels: list[torch.Tensor]) -> Counter[int]:
     numbers: list[Any] = []
     counted: Counter[int] = Counter()
     for each in labels:

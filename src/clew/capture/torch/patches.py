@@ -55,12 +55,13 @@ class Patches:
         self, owners: Container[object], lists: Sequence[list[Any]] | None = None
     ) -> list[tuple[list[Any], Any]]:
         """Take the listeners of some objects away, from some lists or all, and return them: they heard enough."""
+        chosen = None if lists is None else set(map(id, lists))
         hushed = [
             (listeners, listener)
             for listeners, listener in self._listening
-            if getattr(listener, "__self__", None) in owners
+            if (chosen is None or id(listeners) in chosen)
+            and getattr(listener, "__self__", None) in owners
             and listener in listeners
-            and (lists is None or any(each is listeners for each in lists))
         ]
         for listeners, listener in hushed:
             listeners.remove(listener)

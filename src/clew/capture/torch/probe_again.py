@@ -44,13 +44,14 @@ if TYPE_CHECKING:
 _AT_STEP: Final = 21
 """After the first steps, in which everything looks at once."""
 
-_APART: Final = (
+_APART: Final = frozenset((
     nn.Sequential, nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d,
     nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.MaxPool2d, nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
-)  # fmt: skip
+))  # fmt: skip
 """Layers that treat each sample by itself; a chain of these needs no copy of the process, which takes some 20 ms."""
 
+_SECOND: Final = 2
 _FEWEST_STEPS: Final = 3
 _PATIENCE_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 5.0
@@ -69,6 +70,8 @@ class _Model:
         self.ref = weakref.ref(module)
         self.calls = 0
         self.given: Given | None = None
+        self.is_apart = False
+        """Whether its layers were seen to treat each sample by itself: then no inputs are kept."""
         self.first: tuple[float, ...] = ()
         self.causal_at: tuple[int, int] | None = None
         """Which of the inputs holds the tokens that the targets are the next ones of, and in which dimension."""
@@ -96,10 +99,11 @@ class AgainProbe:
 
     def install(self, patches: Patches) -> None:
         """Begin to keep inputs."""
-        self._patches = patches
+        self._patches, self._tokens = patches, None
         patches.listen(self.recorder.on_batch, self._see_batch)
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_loss, self._see_loss)
+        self.recorder.on_loss.remove(self._see_loss)  # listens where a model was given tokens
         patches.listen(self.events.on_stepped, self._see_stepped)
         patches.on_undo(self._finish)
         self.recorder.note("probe", {"probe": "again"})
@@ -115,12 +119,16 @@ class AgainProbe:
             self._sizes = {leaf.data_ptr(): leaf.shape[0] for leaf in leaves}
 
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        model = self._models.get(id(module))
+        is_known = model is not None and model.ref() is module
+        if model is not None and is_known and (model.is_apart or model.calls > _FEWEST_STEPS):
+            model.calls += 1
+            return
         if self._is_asked or not torch.is_grad_enabled() or not module.training or self.recorder.in_backward:
             return
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return
-        model = self._models.get(id(module))
-        if model is None or model.ref() is not module:
+        if model is None or not is_known:
             first = next((leaf for _, leaf in walk(output)), None)
             if len(self._models) >= _MOST_MODELS or first is None or not first.requires_grad:
                 return
@@ -128,8 +136,6 @@ class AgainProbe:
                 return
             model = self._models[id(module)] = _Model(module)
         model.calls += 1
-        if model.calls > _FEWEST_STEPS + 1:
-            return
         leaf = next(
             (leaf for _, leaf in walk((args, kwargs)) if leaf.layout == torch.strided and leaf.dim()), None
         )
@@ -138,9 +144,12 @@ class AgainProbe:
         places = enumerate(each for _, each in walk((args, kwargs)))
         tokens = [(at, each) for at, each in places if each.dtype == torch.int64 and each.dim() == 2]
         if tokens:
+            if self._tokens is None:
+                self.recorder.on_loss.append(self._see_loss)
             self._tokens = (model, tokens)
         if model.calls == 1:
             model.first = glance(leaf, _GLANCE)
+            model.is_apart = not tokens and _keeps_apart(module)
         elif model.given is None or model.given.is_repeated:
             has_samples = self._sizes.get(leaf.data_ptr()) == leaf.shape[0]
             model.given = _keep(
@@ -149,11 +158,12 @@ class AgainProbe:
 
     def _see_loss(self, loss: torch.Tensor) -> None:
         kept, self._tokens = self._tokens, None
+        self.recorder.on_loss.remove(self._see_loss)
         if kept is None or loss.grad_fn is None or kept[0].causal_at is not None:
             return
         model, tokens = kept
         for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
-            if node.name() in _CLASSES and self.saved.may_read(node):
+            if type(node).__name__ in _CLASSES and self.saved.may_read(node):
                 with contextlib.suppress(RuntimeError), torch.no_grad():
                     targets = node._saved_target.detach()
                     times = ((at, find_time(each.detach(), targets)) for at, each in tokens)
@@ -205,16 +215,16 @@ class AgainProbe:
     def _ask(self) -> None:
         self._is_asked = True
         models, self._models, self._tokens = list(self._models.values()), {}, None
-        named = [
-            _Question(self._name(module), model.causal_at, model.repeated_at, module, model.given)
-            for model in models
-            if model.given is not None and (module := model.ref()) is not None
-        ]
-        for each in named:
-            if each.is_answered():
-                note = {"site": each.name, "source": "", "mixing": 0.0, "leak": None}
-                self.recorder.note("changed-input", note)
-        named = [each for each in named if not each.is_answered()]
+        named: list[_Question] = []
+        for model in models:
+            module = model.ref()
+            if module is None or model.calls < _SECOND:
+                continue
+            name, is_asked = self._name(module), model.causal_at is not None or model.repeated_at
+            if (model.is_apart or model.given) and not is_asked and _keeps_apart(module):
+                self.recorder.note("changed-input", {"site": name, "source": "", "mixing": 0.0, "leak": None})
+            elif model.given is not None:
+                named.append(_Question(name, model.causal_at, model.repeated_at, module, model.given))
         if not named or not _can_fork():
             self._close(None)
             return
@@ -267,10 +277,6 @@ class _Question(NamedTuple):
     repeated_at: list[int]
     module: torch.nn.Module
     given: Given
-
-    def is_answered(self) -> bool:
-        """Return whether the layers alone say that samples do not mix, and nothing else is asked."""
-        return self.causal_at is None and not self.repeated_at and _keeps_apart(self.module)
 
 
 def _keeps_apart(module: torch.nn.Module) -> bool:

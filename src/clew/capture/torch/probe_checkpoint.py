@@ -12,6 +12,7 @@ import torch
 from clew.capture.torch.glance import glance
 from clew.capture.torch.leaves import local_part
 from clew.capture.torch.probe_events import find_line
+from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,14 +91,14 @@ class CheckpointProbe:
     def _see_root(self, _module: torch.nn.Module, *_: Any) -> None:
         if not torch.is_grad_enabled():
             self._evaluated.add(self.recorder.step)
-        self._expect_models()
+        registry = self.recorder.registry
+        if (len(registry.trees), len(registry.tensors)) != self._sizes:
+            self._expect_models()
 
     def _expect_models(self) -> None:
-        """Look at the weights before the next step where there are new models, or new weights in one."""
-        registry, listeners = self.recorder.registry, self.events.on_stepping
-        sizes = (len(registry.trees), len(registry.tensors))
-        if sizes != self._sizes and self._see_stepping not in listeners:
-            listeners.append(self._see_stepping)
+        """Look at the weights before the next step: there are new models, or new weights in one."""
+        if self._see_stepping not in self.events.on_stepping:
+            self.events.on_stepping.append(self._see_stepping)
 
     def _see_stepping(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
         self._find_models()
@@ -107,9 +108,12 @@ class CheckpointProbe:
         self.events.on_stepping.remove(self._see_stepping)
 
     def _see_stepped(self, _optimizer: torch.optim.Optimizer, _has_closure: bool) -> None:
-        if self.recorder.step < _EVERY_STEP or self.recorder.probing:
-            self._expect_models()
-            self._keep_all(self.recorder.step)
+        recorder = self.recorder
+        if recorder.step < _EVERY_STEP or recorder.probing:
+            registry = recorder.registry
+            if (len(registry.trees), len(registry.tensors)) != self._sizes:
+                self._expect_models()
+            self._keep_all(recorder.step)
 
     def _keep_all(self, step: int) -> None:
         for model in self._models:
@@ -137,16 +141,15 @@ class CheckpointProbe:
             model.find_owners()
 
     def _keep(self, model: _Model, step: int) -> None:
-        if model.ref() is None:
-            return
-        held: list[torch.Tensor | None] = []
+        values: Glance = ()
         for ref, name in model.owners:
             owner = ref()
             if owner is not None:
                 table = owner._parameters
                 # Not get(): the table of a scripted module is no dict.
-                held.append(table[name] if name in table else None)  # noqa: SIM401
-        model.states[_glance_at(held)] = step
+                values += _look_at(table[name] if name in table else None)  # noqa: SIM401
+        if model.ref() is not None:
+            model.states[values] = step
 
     # ---------------------------------------------------------------- saving
 
@@ -325,11 +328,16 @@ def _find_parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def _glance_at(tensors: list[torch.Tensor | None]) -> Glance:
-    values: Glance = ()
-    for tensor in tensors:
-        if tensor is not None and tensor.layout == torch.strided:
-            values += glance(tensor, _GLANCE)
-    return values
+    return tuple(value for tensor in tensors for value in _look_at(tensor))
+
+
+def _look_at(tensor: torch.Tensor | None) -> Glance:
+    if tensor is None:
+        return ()
+    numbers: Glance | None = KERNEL.glance(tensor, _GLANCE) if KERNEL is not None else None
+    if numbers is not None:
+        return numbers
+    return glance(tensor, _GLANCE) if tensor.layout == torch.strided else ()
 
 
 def _is_shared(first: list[torch.Tensor | None], second: list[torch.Tensor | None]) -> bool:

@@ -116,12 +116,18 @@ class CoverageProbe:
         """Return whether all parameters have had a gradient or are told of, and no gradient goes unused."""
         if self._lost.is_looking or not all(state.is_told for state in self._trained.values()):
             return False
+        # A module that each step makes anew is told of after a few of them.
+        serial = self.recorder.serial
+        if any(serial in steps and kind not in self._told for kind, steps in self._fresh.items()):
+            return False
         return not any(0 < each.count <= _SIGHTINGS for each in self._unheld.values())
 
     # ---------------------------------------------------------------- what happens
 
     def _see_call(self, call: Call) -> None:
-        self.calls.add(call.module, call.entry.name)
+        known = self.calls.called.get(id(call.module))
+        if known is None or known.ref() is not call.module:
+            self.calls.add(call.module, call.entry.name)
         self._lost.see_call(call)
         if call.entry.name.startswith("<"):
             self._see_stranger(call.module)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from clew.capture.torch.glance import glance, sample_rows
+from clew.capture.torch.glance import glance, glance_row, sample_rows
 from clew.capture.torch.leaves import list_leaves, local_part, walk
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_learns import has_parameters
@@ -259,7 +259,7 @@ class DataProbe:
 
     def _find_labels(self, loss: torch.Tensor) -> tuple[float, ...]:
         for node in walk_nodes(loss.grad_fn, most=_MOST_NODES):
-            if node.name() in _LABELLED and self.saved.may_read(node):
+            if type(node).__name__ in _LABELLED and self.saved.may_read(node):
                 try:
                     targets = local_part(node._saved_target).detach()
                 except RuntimeError:  # freed by an earlier backward
@@ -315,7 +315,7 @@ def _is_data(leaf: torch.Tensor) -> bool:
 
 def _list_labels(given: Iterable[Any]) -> set[int]:
     """Return which tensors are labels by their names: a model may be given a whole batch."""
-    batches = [each for each in given if isinstance(each, Mapping)]
+    batches = [each for each in given if type(each) is not torch.Tensor and isinstance(each, Mapping)]
     return {id(value) for batch in batches for name, value in batch.items() if name in _LABEL_NAMES}
 
 
@@ -328,7 +328,8 @@ def _varies(leaf: torch.Tensor) -> bool:
 
 def _has_equal_rows(leaf: torch.Tensor) -> bool:
     values = leaf.detach()
-    return glance(values[0], _GLANCE) == glance(values[-1], _GLANCE) and bool((values == values[:1]).all())
+    is_like = glance_row(values, 0, _GLANCE) == glance_row(values, -1, _GLANCE)
+    return is_like and bool((values == values[:1]).all())
 
 
 def _glance(leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:

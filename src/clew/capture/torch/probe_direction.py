@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from clew.capture.torch.glance import glance
+from clew.capture.torch.glance import glance_row
 
 _SAMPLES: Final = 64
 _FEWEST: Final = 8
@@ -40,7 +40,7 @@ class Direction:
         """Return what to note when the rows have come together and stay so."""
         if self._is_unit is False or self._is_told or outputs.dim() != 2 or len(outputs) < _FEWEST:
             return None
-        if self._is_unit is None and not _has_unit_length(outputs.detach()[0]):
+        if self._is_unit is None and not _has_unit_length(outputs):
             self._is_unit = False
             return None
         rows = outputs.detach()[:_SAMPLES].float()
@@ -58,6 +58,7 @@ class Direction:
         return {"mean_length": together, "looks": self._looks, "samples": len(rows), "size": rows.shape[1]}
 
 
-def _has_unit_length(row: torch.Tensor) -> bool:
-    """Return whether a row may have length 1; the first one tells of nearly all outputs that they are no codes."""
-    return row.numel() > _MOST_NUMBERS or abs(math.hypot(*glance(row, _MOST_NUMBERS)) - 1) < _CLOSE
+def _has_unit_length(outputs: torch.Tensor) -> bool:
+    """Return whether rows may have length 1; the first one tells of nearly all outputs that they are no codes."""
+    is_long = outputs.shape[1] > _MOST_NUMBERS
+    return is_long or abs(math.hypot(*glance_row(outputs, 0, _MOST_NUMBERS)) - 1) < _CLOSE

@@ -9,17 +9,17 @@ weights, and of the gradients only the last are used.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from clew.capture.torch.glance import add_up, glance
 from clew.capture.torch.leaves import list_leaves, local_part
-from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_learns import has_parameters
+from clew.capture.torch.probe_signature import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
 
 _LOOK_STEPS: Final = 8
-_SETTLED: Final = 4
+_SETTLED: Final = 3
 """Steps that are followed, and after how many right ones others like them need not be."""
 
 _MOST_PASSES: Final = 128
@@ -41,13 +41,11 @@ _FRAMES: Final = 4
 _GLANCE: Final = 8
 _NUMBERS: Final = 1024
 
-_Place = tuple[tuple[int, int], ...]
-
 
 class _Pass(NamedTuple):
     """A backward pass: its place in the program, what the models were given, and what it left in the gradient."""
 
-    place: _Place
+    place: tuple[int, ...]
     inputs: tuple[Any, ...]
     weights: tuple[float, ...]
     stamp: tuple[int, int]
@@ -73,6 +71,7 @@ class DiscardProbe:
         self.recorder = recorder
         self.events = events
         self._states: dict[int, _State] = {}
+        self._find_place = Places().find
         self._inputs: list[Any] = []
         self._is_followed = False
         self._clips = 0
@@ -153,7 +152,8 @@ class DiscardProbe:
             return
         # Inputs that are followed belong to an attack, or to one model after another: nothing is said of those.
         inputs = () if self._is_followed else tuple(self._inputs)
-        state.waiting.append(_Pass(_find_place(), inputs, glance(parameter, _GLANCE), stamp))
+        place = self._find_place(sys._getframe(), _FRAMES)
+        state.waiting.append(_Pass(place, inputs, glance(parameter, _GLANCE), stamp))
 
     def _see_cleared(self, _owner: Any) -> None:
         if self._is_active and not self._cleared_at and any(s.waiting for s in self._states.values()):
@@ -229,11 +229,6 @@ class DiscardProbe:
 
     def _looking(self) -> list[_State]:
         return [state for state in self._states.values() if state.steps < _LOOK_STEPS]
-
-
-def _find_place() -> _Place:
-    """Return the lines of the user that lead here, the innermost few."""
-    return tuple((id(frame.f_code), frame.f_lasti) for frame in islice(user_frames(), _FRAMES))
 
 
 def _stamp(gradient: torch.Tensor | None) -> tuple[int, int] | None:

@@ -247,6 +247,8 @@ class LoopEvents:
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
     """Return whether ``step`` was given a closure; the hook gets the optimizer itself as the first argument."""
+    if len(args) == 1 and not kwargs:
+        return False
     return kwargs.get("closure") is not None or any(callable(value) for value in args[1:])
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from clew.capture.torch.glance import glance
 from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_functions import replace_function
 from clew.capture.torch.probe_graph import VIEWS, name_of
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
 
 _LOOKS: Final = 3
+_FEWEST_LOOKS: Final = 2
+"""Calls that are looked at, and how many suffice where nothing was found."""
+
 _ROWS: Final = 64
 _FEWEST: Final = 4
 _ABOVE_ONE: Final = 1e-3
@@ -43,6 +47,7 @@ class GivenProbe:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._looks: dict[str, int] = {}
+        self._found: dict[str, int] = {}
         self._leave: dict[str, Callable[[], None]] = {}
 
     def install(self, patches: Patches) -> None:
@@ -77,12 +82,12 @@ class GivenProbe:
         if given.grad_fn is None and not is_swapped:
             return
         self._looks[form] = self._looks.get(form, 0) + 1
-        if self._looks[form] >= _LOOKS:
-            self._leave[
-                form
-            ]()  # a function that is called in every step is not to take a turn through here for ever
         with torch.no_grad():
             above = find(given) if given.is_floating_point() and given.numel() >= _FEWEST else ""
+        self._found[form] = self._found.get(form, 0) + bool(above)
+        if self._looks[form] >= _FEWEST_LOOKS + self._found[form] or self._looks[form] >= _LOOKS:
+            # A function that is called in every step is not to take a turn through here for ever.
+            self._leave[form]()
         if above:
             classes = given.shape[min(1, given.dim() - 1)]
             note = {"form": form, "above": above, "classes": classes, "source": find_line()}
@@ -91,8 +96,8 @@ class GivenProbe:
 
 def _find_shares(given: torch.Tensor) -> str:
     """Return ``shares`` where the classes of every sample are not negative and add up to 1."""
-    if given.dim() < 2 or given.shape[1] < 2:
-        return ""
+    if given.dim() < 2 or given.shape[1] < 2 or (given.dim() == 2 and min(glance(given, _ROWS)) < 0):
+        return ""  # a few numbers tell of nearly all scores that they are no shares
     rows = given.detach().movedim(1, -1).reshape(-1, given.shape[1])[:_ROWS].float()
     is_share = bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
     return "shares" if is_share else ""
@@ -116,7 +121,7 @@ def _find_squashed(given: torch.Tensor) -> str:
         if name in _SQUASHING:
             found.add(name.lower())
             continue
-        if (name not in _MIXING and node.name() not in VIEWS) or len(seen) > _MOST_NODES:
+        if (name not in _MIXING and type(node).__name__ not in VIEWS) or len(seen) > _MOST_NODES:
             return ""
         fresh = [before for before, _ in node.next_functions if before is not None and before not in seen]
         seen.update(fresh)

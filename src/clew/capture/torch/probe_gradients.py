@@ -30,7 +30,7 @@ _SOON: Final = (64, 4)
 _LATER: Final = (512, 6)
 """After the first steps of an optimizer, so many of so many steps are followed: more often in the first 512."""
 
-_SETTLED: Final = 4
+_SETTLED: Final = 3
 """Steps without anything wrong after which one like the others need not be followed."""
 
 _IDLE_PASSES: Final = 256
@@ -113,7 +113,6 @@ class GradientProbe:
         """A forward with gradients has no backward yet."""
         self._clip: _Clip | None = None
         self._cleared_at = ""
-        self._pass_line = ""
         self._told: dict[str, int] = {}
         self._is_active = True
 
@@ -162,16 +161,18 @@ class GradientProbe:
         if begins:
             self._passes += 1
             self._is_fresh = False
-            if any(state.early_line for state in self._states.values()):
-                self._pass_line = find_line()
         if not self._is_active:
             return
         for state in self._looking():
             for held, now in zip(state.held, stamp(state.parameters), strict=True):
-                if begins:
+                if begins and now is not None:
                     _before_pass(held, now)
-                else:
-                    _after_pass(held, now, is_testing=state.is_testing)
+                elif begins:
+                    held.before, held.consumed, held.is_stale = None, None, False
+                elif now is not None and now != held.before:
+                    held.produced = now
+                    if state.is_testing:
+                        held.was_nonzero = not _is_zero(held.parameter.grad)
 
     def _see_derived(self, inputs: Any, derivatives: Any) -> None:
         """Keep what may be put into ``.grad`` by hand."""
@@ -250,7 +251,7 @@ class GradientProbe:
             state.early_line = "" if state.was_early or self._is_fresh else find_line()
             state.was_early = True
             self._note(state, optimizer, "early", wrong=len(state.held))
-        elif state.was_early and (self._is_fresh or self._is_turned(state)):
+        elif state.was_early and (self._is_fresh or state.early_line == find_line()):
             self._note(state, optimizer, "delayed", wrong=len(state.held))
         elif not self._is_fresh:
             self._judge_erased(state, optimizer, present)
@@ -260,17 +261,6 @@ class GradientProbe:
             self._judge_repeated(state, optimizer, present)
         self._judge_clip(state, optimizer, present)
         self._cleared_at = ""
-
-    def _is_turned(self, state: _State) -> bool:
-        """Return whether the step without gradients stands in the loop, and before the backward in the same file.
-
-        Behind it, the first turn had nothing to learn from yet.
-        """
-        (step_file, _, step), (pass_file, _, backward) = (
-            line.rpartition(":") for line in (state.early_line, self._pass_line)
-        )
-        is_before = bool(step_file) and step_file == pass_file and int(step) < int(backward)
-        return is_before and state.early_line == find_line()
 
     def _judge_stale(self, state: _State, optimizer: torch.optim.Optimizer) -> None:
         """Gradients that a step has used were added to and are used again."""
@@ -294,8 +284,8 @@ class GradientProbe:
     def _judge_erased(self, state: _State, optimizer: torch.optim.Optimizer, present: list[_Held]) -> None:
         """Backward gave gradients, and none of them is left."""
         produced = [held for held in state.held if held.produced is not None]
-        touched = [held for held in present if _stamp(held) != held.produced]
-        if not produced or len(touched) < len(present):
+        stamps = zip(stamp([held.parameter for held in present]), present, strict=True)
+        if not produced or any(now == held.produced for now, held in stamps):
             return
         if present:
             if not all(_is_zero(held.parameter.grad) for held in present):
@@ -398,24 +388,16 @@ def _choose(state: _State) -> None:
     state.smallest = min(chosen, key=lambda parameter: parameter.numel(), default=None)
 
 
-def _before_pass(held: _Held, now: Stamp | None) -> None:
+def _before_pass(held: _Held, now: Stamp) -> None:
     held.before = now
     if held.consumed is None and not held.is_stale:
         return
-    if now is None or _is_zero(held.parameter.grad):
+    if _is_zero(held.parameter.grad):
         held.is_stale = False
     elif held.consumed is not None:
         # What the user has written into since the step is meant to be there, such as a decayed gradient.
         held.is_stale = held.before == held.consumed
     held.consumed = None
-
-
-def _after_pass(held: _Held, now: Stamp | None, *, is_testing: bool) -> None:
-    if now is None or now == held.before:
-        return
-    held.produced = now
-    if is_testing:
-        held.was_nonzero = not _is_zero(held.parameter.grad)
 
 
 def _stamp(held: _Held) -> Stamp | None:

@@ -57,7 +57,7 @@ def feeder(node: Any, operand: int = 0) -> Any:
     edges = node.next_functions
     before = edges[operand][0] if operand < len(edges) else None
     for _ in range(12):
-        if before is None or before.name() not in VIEWS:
+        if before is None or type(before).__name__ not in VIEWS:
             return before
         before = before.next_functions[0][0] if before.next_functions else None
     return before
@@ -75,7 +75,7 @@ def find_squashing(node: Any) -> str:
 
 def name_of(node: Any) -> str:
     """Return ``Softmax`` for a SoftmaxBackward0, and nothing for no node."""
-    return "" if node is None else str(node.name()).partition("Backward")[0]
+    return "" if node is None else type(node).__name__.partition("Backward")[0]
 
 
 def has_logarithm(node: Any, *, most: int = 24, deepest: int = 6) -> bool:
@@ -84,7 +84,7 @@ def has_logarithm(node: Any, *, most: int = 24, deepest: int = 6) -> bool:
     for current, depth in queue:
         if current is None:
             continue
-        if current.name() in LOGARITHMS:
+        if type(current).__name__ in LOGARITHMS:
             return True
         if depth >= deepest:
             continue
@@ -107,7 +107,7 @@ def size_before_expanding(edge: tuple[Any, int]) -> int | None:
     """Return how many numbers enter through an edge before they were expanded to a larger shape."""
     node, number = edge
     for _ in range(4):
-        if node is None or not node.name().startswith("ExpandBackward"):
+        if node is None or not type(node).__name__.startswith("ExpandBackward"):
             break
         node, number = node.next_functions[0]
     shape = shape_of(node, number) if node is not None else None

@@ -166,7 +166,7 @@ def _is_of_outputs(node: Any, border: frozenset[int]) -> bool:
         if current._sequence_nr() in border:
             has_outputs = True
             continue
-        is_plain = name_of(current) in _ARITHMETIC or current.name() in VIEWS
+        is_plain = name_of(current) in _ARITHMETIC or type(current).__name__ in VIEWS
         if not is_plain or len(seen) > _MOST_NODES:
             return False
         fresh = [before for before, _ in current.next_functions if before is not None and before not in seen]
@@ -247,7 +247,7 @@ def _is_difference(node: Any) -> bool:
 
 def _weigh(node: Any, weight: _Weight, saved: SavedRegions) -> _Weight | None:
     """Return the weight of what enters a node that only picks, adds up and weighs; None for any other node."""
-    if node.name() in VIEWS or name_of(node) in _SUMS:
+    if type(node).__name__ in VIEWS or name_of(node) in _SUMS:
         return weight
     edges = node.next_functions
     if name_of(node) not in _PRODUCTS or sum(before is not None for before, _ in edges) != 1:

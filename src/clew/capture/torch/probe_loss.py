@@ -19,7 +19,7 @@ from clew.capture.torch.probe_events import find_line
 from clew.capture.torch.probe_graph import MOST_NODES, feeder, has_logarithm, name_of, walk_head
 from clew.capture.torch.probe_learns import has_parameters
 from clew.capture.torch.probe_likelihood import DirectionHook, find_picked, list_parts
-from clew.capture.torch.probe_terms import Operands, read_term
+from clew.capture.torch.probe_terms import READERS, Operands, read_term
 from clew.model.record import new_tuple
 from clew.model.schema import STAT_INDEX
 from clew.stats.rows import KERNEL, Rows
@@ -82,6 +82,7 @@ class LossProbe:
         self._handles: list[Any] = []
         self._source = ""
         self._leaves = 0
+        self._quiet_at = -1
         self._row = Rows(capacity=1)
         self._bounded: dict[tuple[int, type], bool] = {}
 
@@ -96,6 +97,7 @@ class LossProbe:
         """Look at the next losses of every form."""
         self._looks.clear()
         self._known.clear()
+        self._quiet_at = -1
         self._bounded.clear()
         self._direction = None
 
@@ -110,10 +112,10 @@ class LossProbe:
             # Nothing is looked at now, unless the loss is bad or new: then its graph ends here.
             node = output.grad_fn
             if node is not None:
-                del self._outputs[:-_QUIET_OUTPUTS]
-                self._outputs.append(
-                    new_tuple(_Output, (node._sequence_nr(), 0.0, output.shape, False, False))
-                )
+                outputs = self._outputs
+                if len(outputs) > _QUIET_OUTPUTS:
+                    del outputs[:-_QUIET_OUTPUTS]
+                outputs.append(new_tuple(_Output, (node._sequence_nr(), 0.0, output.shape, False, False)))
             return
         self._models.setdefault(id(module), weakref.ref(module))
         self._await_end([])
@@ -154,11 +156,16 @@ class LossProbe:
 
     def _is_following(self) -> bool:
         """Return whether losses are looked at as they come: in the first steps, and in those probed later."""
-        is_first = self.recorder.schedule.is_first
-        step = self.recorder.step
+        recorder = self.recorder
+        if self._quiet_at == recorder.serial:
+            return False
+        is_first, step = recorder.schedule.is_first, recorder.step
         if is_first(step, steps=_FIRST_LOSSES):
             return is_first(step, steps=_LOOKS) or min(self._looks.values(), default=0) < _LOOKS
-        return not is_first(step, steps=_FIRST_STEPS)
+        is_quiet = is_first(step, steps=_FIRST_STEPS)
+        if is_quiet:
+            self._quiet_at = recorder.serial  # asked several times a step
+        return not is_quiet
 
     def _await_end(self, outputs: list[_Output]) -> None:
         """Hear of the end of the pass that this call or loss leads to; ``outputs`` are those that belong to it."""
@@ -189,7 +196,7 @@ class LossProbe:
             return
         before = node.next_functions
         head = (type(node), type(before[0][0]) if before else None)
-        if head in self._known and not self._is_following() and not _is_bad(loss):
+        if head in self._known and self._quiet_at == self.recorder.serial and not _is_bad(loss):
             return  # and had it changed further in, all probes would look again
         if self._should_look(loss, head):
             self._await_end(self._outputs)
@@ -260,7 +267,7 @@ class LossProbe:
         if border and len(nodes) < MOST_NODES and self._is_adrift(nodes, border):
             self._see_leaf(loss, has_history=True)
         with torch.no_grad():
-            for node in nodes:
+            for node in [each for each in nodes if type(each).__name__ in READERS]:
                 if len(self._terms) >= _MOST_TERMS:
                     return
                 term = read_term(node, operands)

@@ -84,12 +84,14 @@ class LostGradients:
         fed = self._fed.get(id(module))
         if fed is None or fed.ref() is not module:
             fed = self._fed[id(module)] = _Fed(module, call.entry.name)
+        fed.is_called = True
+        if not torch.is_grad_enabled():
+            return
+        fed.is_quiet = False
         given: Any = call.args[0] if call.args else None
         if type(given) is not torch.Tensor:
             given = next((leaf for _, leaf in walk((call.args, call.kwargs))), None)
-        fed.is_called = True
-        fed.is_quiet = fed.is_quiet and not torch.is_grad_enabled()
-        if given is not None and torch.is_grad_enabled():
+        if given is not None:
             fed.now |= _WITH_GRAPH if given.requires_grad else _WITHOUT_GRAPH
 
     def see_pass(self, begins: bool) -> None:

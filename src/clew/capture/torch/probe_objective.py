@@ -31,7 +31,7 @@ _FEW: Final = 4096
 
 _SINGLE_NOTES: Final = 3
 _SHARP: Final = 3.0
-_WHOLE_WALKS: Final = 16
+_WHOLE_WALKS: Final = 64
 _BLOCK: Final = 16
 """The first objectives are noted one by one, later ones as the mean of so many."""
 
@@ -117,14 +117,6 @@ class _Reach:
         is_whole = self.walks <= (1 if self.is_plain else _SINGLE_NOTES) or self.walks % _WHOLE_WALKS == 0
         return _MOST_NODES if is_whole else self.furthest + 1
 
-    def is_short(self) -> bool:
-        """Return whether the next walk ends where it begins; if so it is counted."""
-        is_whole = self.walks < _SINGLE_NOTES or (self.walks + 1) % _WHOLE_WALKS == 0
-        if is_whole or self.furthest:
-            return False
-        self.walks += 1
-        return True
-
 
 class ObjectiveProbe:
     """Reads the head of every loss in recorded steps; tells its value and that of a constant guess."""
@@ -134,7 +126,7 @@ class ObjectiveProbe:
         self.saved = saved
         self._tallies: dict[tuple[str, int], _Tally] = {}
         self._usual: _Usual | None = None
-        self._reaches: dict[str, _Reach] = {}
+        self._reaches: dict[type, _Reach] = {}
         self._readers: dict[str, Callable[[Any, torch.Tensor], None]] = {
             "NllLossBackward0": self._read_classes,
             "NllLoss2DBackward0": self._read_classes,
@@ -151,13 +143,13 @@ class ObjectiveProbe:
         end = loss.grad_fn
         if not self.recorder.due or end is None:
             return
-        reach = self._reaches.get(end.name())
+        reach = self._reaches.get(type(end))
         if reach is None:
-            reach = self._reaches[end.name()] = _Reach()
-        elif reach.is_short() and self._read_usual(end, loss):
+            reach = self._reaches[type(end)] = _Reach()
+        elif self._read_usual(end, loss, reach):
             return
         for position, node in enumerate(walk_nodes(end, most=reach.begin())):
-            read = self._readers.get(node.name())
+            read = self._readers.get(type(node).__name__)
             if read is None or not self.saved.may_read(node):
                 continue
             reach.furthest = max(reach.furthest, position)
@@ -171,15 +163,18 @@ class ObjectiveProbe:
 
     # ---------------------------------------------------------------- forms
 
-    def _read_usual(self, node: Any, loss: torch.Tensor) -> bool:
+    def _read_usual(self, node: Any, loss: torch.Tensor, reach: _Reach) -> bool:
         """Take a loss that is the mean of cross-entropies as the last ones were; return whether it may be one."""
         usual, kind = self._usual, type(node)
         if usual is None or usual.kind is not kind or len(self._tallies) > 1:
             return False
-        if not self.saved.may_read(node):
+        if reach.furthest or (reach.walks + 1) % _WHOLE_WALKS == 0:
+            return False  # this walk does not end where it begins
+        tally = usual.tally
+        if len(tally.values) + 1 >= _BLOCK or KERNEL is None or not self.saved.may_read(node):
             return False
-        tally, value = usual.tally, _read(loss)
-        if len(tally.values) + 1 >= _BLOCK or value is None:
+        value = KERNEL.read_number(loss)
+        if value is None:
             return False
         try:
             targets = node._saved_target
@@ -190,6 +185,7 @@ class ObjectiveProbe:
         tally.uncounted.append((targets, targets._version, usual.ignored))
         tally.values.append(value)
         tally.observed += 1
+        reach.walks += 1
         return True
 
     def _read_classes(self, node: Any, loss: torch.Tensor) -> None:
@@ -275,10 +271,6 @@ class ObjectiveProbe:
         tally.values.clear()
 
 
-def _read(loss: torch.Tensor) -> float | None:
-    return KERNEL.read_number(loss) if KERNEL is not None else None
-
-
 def _is_plain_mean(node: Any, loss: torch.Tensor) -> bool:
     """Return whether the loss is the mean of a node's cross-entropies, all of the same weight."""
     return int(node._saved_reduction) == 1 and node._saved_weight is None and node is loss.grad_fn
@@ -292,7 +284,7 @@ def _find_mean(scores: torch.Tensor, targets: torch.Tensor, valid: torch.Tensor)
 def _is_normalised(node: Any) -> bool:
     """Return whether a log-softmax comes before: only then are the inputs log-probabilities."""
     before = node.next_functions[0][0] if node.next_functions else None
-    return before is not None and before.name() == "LogSoftmaxBackward0"
+    return before is not None and type(before).__name__ == "LogSoftmaxBackward0"
 
 
 def _is_sharpened(node: Any, saved: SavedRegions) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.torch.glance import sample_first, sample_rows
 from clew.capture.torch.leaves import list_leaves, walk
@@ -105,16 +106,19 @@ class OverlapProbe:
     def _see_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._passes >= _MOST_PASSES or self.recorder.in_backward:
             return
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return
         if torch.is_grad_enabled():
             if module.training:
                 self._see_training(module, args, kwargs, output)
-        elif self._counts.get(id(module)) and self._roots[id(module)]() is module:
+        elif self._counts.get(id(module)) and self._roots[id(module)]() is module and not _is_transformed():
             self._see_quiet(module, args, kwargs)
 
     def _see_training(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._close()
+        # What a transform gives is wrapped: where it is one tensor, asking that takes less time.
+        is_one = type(output) is torch.Tensor
+        if is_functorch_wrapped_tensor(output) if is_one else _is_transformed():
+            return
+        if self._streams:
+            self._close()
         step = self.recorder.step
         known = self._roots.get(id(module))
         if known is None or known() is not module:
@@ -127,7 +131,7 @@ class OverlapProbe:
             return
         dataset, addresses = self._fed
         if dataset in self._trained_on or not dataset:
-            is_trained = type(output) is torch.Tensor and output.requires_grad
+            is_trained = is_one and output.requires_grad
             sample = sample_first((args, kwargs), _NUMBERS, _FEWEST_NUMBERS) if is_trained else None
             if sample:
                 self._waiting.setdefault(id(module), []).append(sample)
@@ -219,6 +223,10 @@ def _find_chance(sample: _Sample) -> float:
     counts = [np.unique(column, return_counts=True)[1] for column in numbers.T]
     # Where no two are equal, at most about one pair in all of them is.
     return math.prod(max(int((count * (count - 1)).sum()), 1) / pairs for count in counts)
+
+
+def _is_transformed() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _find_rows(args: Any, kwargs: Any) -> torch.Tensor | None:

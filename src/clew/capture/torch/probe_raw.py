@@ -32,7 +32,7 @@ _MOST_NAMES: Final = 8
 _MOST_OBJECTS: Final = 400
 _DEEPEST: Final = 3
 _GLANCE: Final = 8
-_LEAF: Final = "torch::autograd::AccumulateGrad"
+_LEAF: Final = "AccumulateGrad"
 
 
 class _Raw:
@@ -109,7 +109,7 @@ class RawProbe:
         if loss.grad_fn is None or is_functorch_wrapped_tensor(loss):
             return
         nodes = list(walk_nodes(loss.grad_fn, most=_MOST_NODES))
-        leaves = {id(node.variable): node.variable for node in nodes if _is_leaf(node)}
+        leaves = {id(node.variable): node.variable for node in nodes if type(node).__name__ == _LEAF}
         held = self._list_held()
         if not held & set(leaves):
             return  # trained by hand, or not at all
@@ -161,7 +161,7 @@ class RawProbe:
 
 
 def _is_leaf(node: Any) -> bool:
-    return str(node.name()) == _LEAF
+    return type(node).__name__ == _LEAF
 
 
 def _find_samples(nodes: list[Any]) -> set[int]:
@@ -171,7 +171,7 @@ def _find_samples(nodes: list[Any]) -> set[int]:
         if _is_leaf(node):
             continue
         shape = shape_of(node)
-        if shape is not None and len(shape) > 1 and node.name() not in VIEWS:
+        if shape is not None and len(shape) > 1 and type(node).__name__ not in VIEWS:
             sizes.add(shape[0])
         if shape == ():
             entering = [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LOOP_STEPS: Final = 100
 """Steps after which the structure of a loop has been seen."""
 
-_FIRST_STEPS: Final = 3
+_FIRST_STEPS: Final = 2
 """Steps at the start, and after a change, at which all probes look; after these, those that are not settled."""
 
 _GLANCES: Final = (25, 50, 75)
@@ -109,6 +109,9 @@ class Rest:
         self._settled_structure: Listening = []
         self._settling = [probe for probe in (*structure, *others) if isinstance(probe, Settles)]
         self._unsettled = self._settling.copy()
+        # Asked here: such questions take long.
+        self._looking = [probe for probe in (*structure, *others) if isinstance(probe, LooksAgain)]
+        self._waking = [probe for probe in (*structure, *others) if isinstance(probe, Wakes)]
         self._roots: dict[int, _Root] = {}
         self._data: set[int] = set()
         self._iterator: weakref.ref[Any] | None = None
@@ -182,9 +185,8 @@ class Rest:
             self._has_grown = False
             for tree in list(recorder.registry.living_trees()):
                 recorder.registry.refresh(tree)
-        for probe in (*self._structure, *self._others):
-            if isinstance(probe, LooksAgain):
-                probe.look_again()
+        for probe in self._looking:
+            probe.look_again()
         recorder.note("changed-loop", {"reason": reason})
 
     # ---------------------------------------------------------------- a call unlike the others
@@ -222,6 +224,7 @@ class Rest:
             if next(module.parameters(), None) is None:
                 return is_training  # a criterion: many loops make a new one in every step
             root = self._roots[id(module)] = _Root(module, self.recorder.calm)
+            self._known = (len(self.optimizers.entries), len(self.recorder.registry.tensors))
             return False
         if self.signature.is_on:
             self._see_mode(root, module, output, is_training=is_training)
@@ -264,7 +267,9 @@ class Rest:
             self._rest()
         elif step + 1 in _GLANCING:
             self._wake()
-        elif self._calm >= _CALM_STEPS and not schedule.is_first(step, steps=_FIRST_STEPS):
+        elif (
+            self._unsettled and self._calm >= _CALM_STEPS and not schedule.is_first(step, steps=_FIRST_STEPS)
+        ):
             self._settle()
 
     def _settle(self) -> None:
@@ -308,9 +313,9 @@ class Rest:
             return []
         for listeners, listener in woken:
             listeners.append(listener)
-        owners = {id(listener.__self__): listener.__self__ for _, listener in woken}
-        for probe in owners.values():
-            if isinstance(probe, Wakes):
+        owners = {id(listener.__self__) for _, listener in woken}
+        for probe in self._waking:
+            if id(probe) in owners:
                 probe.wake()
         self._unsettled += [
             each for each in self._settling if id(each) in owners and each not in self._unsettled

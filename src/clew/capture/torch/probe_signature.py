@@ -101,9 +101,28 @@ class _Held:
         self.parts = [followed[at : at + _AT_ONCE] for at in range(0, len(followed), _AT_ONCE)] or [[]]
         self.parameters = [[each.parameter for each in part] for part in self.parts]
         is_plain = all(type(parameter) in _PLAIN for parameter in chosen)
-        self.stamp = stamp if is_plain else partial(ask_unheard, stamp)
+        quick = stamp if KERNEL is None else KERNEL.stamp
+        self.stamp = quick if is_plain else partial(ask_unheard, stamp)
         self.usual: list[list[int | None] | None] = [None] * len(self.parts)
         """Versions of the gradients of each part that need no closer look."""
+
+
+class Places:
+    """Finds where in the user's program something happens, and remembers of each code whether it is the user's."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, bool] = {}
+        self._codes: list[CodeType] = []
+
+    def find(self, frame: FrameType, frames: int) -> tuple[int, ...]:
+        """Return the lines of the user that lead to a frame, the innermost few."""
+        find = find_place if KERNEL is None else KERNEL.find_place
+        return find(frame, self._counts, self._judge, frames, _MOST_FRAMES)
+
+    def _judge(self, code: CodeType) -> bool:
+        """Return whether a code is the user's; it is kept, so that no other gets its identity."""
+        self._codes.append(code)
+        return not code.co_filename.startswith(_OWN)
 
 
 class Signature:
@@ -134,8 +153,7 @@ class Signature:
         self._sizes: set[int] = set()
         self._number = 0
         self._places: set[tuple[int, ...]] = set()
-        self._counts: dict[int, bool] = {}
-        self._codes: list[CodeType] = []
+        self._find_place = Places().find
         self._lowest, self._highest = 0.0, 0.0
         self._has_failed = False
         self._has_equal_samples: bool | None = None
@@ -241,9 +259,7 @@ class Signature:
     def _read_head(self, node: Any) -> tuple[Any, ...]:
         """Return the last operations of a loss, and the form of what was averaged: one number a sample, or a square."""
         head: list[Any] = []
-        for _ in range(_HEAD_NODES):
-            if node is None:
-                break
+        while node is not None:
             kind = type(node)
             head.append(kind)
             is_reduction = self._is_reduction.get(kind)
@@ -253,7 +269,7 @@ class Signature:
                 batch = self.batch
                 sizes = node._saved_self_sym_sizes
                 head.append(tuple([0 if size == 1 else 1 if size == batch else 2 for size in sizes]))
-            before = node.next_functions
+            before = node.next_functions if len(head) < _HEAD_NODES else ()
             node = before[0][0] if before else None
         return tuple(head)
 
@@ -265,7 +281,10 @@ class Signature:
         if self._has_failed:
             return
         try:
-            self._see_place()
+            # The lines of the user that lead to this step: another phase is written somewhere else.
+            place = self._find_place(sys._getframe(2), _FRAMES)
+            if place not in self._places and len(self._places) < _MOST_PLACES and self.notice("place"):
+                self._places.add(place)
             self._see_gradients(optimizer)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._fail(error)
@@ -314,18 +333,6 @@ class Signature:
             self.notice("groups")
         held = table[key] = _Held(weakref.ref(optimizer, lambda _: table.pop(key, None)), optimizer)
         return held
-
-    def _see_place(self) -> None:
-        """Take the lines of the user that lead to this step: another phase is written somewhere else."""
-        find = find_place if KERNEL is None else KERNEL.find_place
-        key = find(sys._getframe(3), self._counts, self._judge, _FRAMES, _MOST_FRAMES)
-        if key not in self._places and len(self._places) < _MOST_PLACES and self.notice("place"):
-            self._places.add(key)
-
-    def _judge(self, code: CodeType) -> bool:
-        """Return whether a code is the user's; it is kept, so that no other gets its identity."""
-        self._codes.append(code)
-        return not code.co_filename.startswith(_OWN)
 
     def _see_level(self, loss: float) -> None:
         """Take a loss that is negative for the first time, or far above the others."""

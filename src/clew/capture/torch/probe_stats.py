@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from clew.capture.torch.glance import copy_numbers, glance
+from clew.capture.torch.glance import copy_numbers, count_zeros, glance_row
 from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.probe_direction import Direction
 from clew.capture.torch.probe_graph import feeder
@@ -88,7 +88,7 @@ class _Activation:
         if 0 <= self.dead < _MOSTLY * self.units:
             return
         if self.dead < 0 and dim == tensor.dim() - 1:
-            self.dead = glance(tensor[(0,) * dim], self.units).count(0.0)
+            self.dead = count_zeros(tensor, self.units)
             if self.dead < _MOSTLY * self.units:
                 return
         if self.silent is None:
@@ -149,8 +149,8 @@ class StatsProbe:
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
         patches.listen(self.recorder.on_call, self._see)
-        patches.listen(self.recorder.on_end, self._come_back)
-        self.recorder.on_end.remove(self._come_back)  # listens while the calls are not listened to
+        patches.listen(self.recorder.on_loss, self._come_back)
+        self.recorder.on_loss.remove(self._come_back)  # listens while the calls are not listened to
         patches.listen(self.recorder.on_trouble, self._see_trouble)
         self.recorder.note("probe", {"probe": "stats"})
 
@@ -189,7 +189,7 @@ class StatsProbe:
             self._resting.update(over)
             if len(over) == len(self._looked):
                 self.recorder.on_call.remove(self._see)
-                self.recorder.on_end.append(self._come_back)
+                self.recorder.on_loss.append(self._come_back)
         self._looked.clear()
 
     def _find_block(self) -> int:
@@ -197,10 +197,11 @@ class StatsProbe:
         step = self.recorder.step
         return step // _BLOCK if self.recorder.schedule.is_first(step, steps=_DENSE_STEPS) else -1
 
-    def _come_back(self) -> None:
-        """Listen to calls again when the next block begins."""
-        if self._find_block() != self._block:
-            self.recorder.on_end.remove(self._come_back)
+    def _come_back(self, _loss: torch.Tensor) -> None:
+        """Listen to calls again when the next step begins a block, or not every step is looked at any more."""
+        step = self.recorder.step + 1
+        if not step % _BLOCK or not self.recorder.schedule.is_first(step, steps=_DENSE_STEPS):
+            self.recorder.on_loss.remove(self._come_back)
             self.recorder.on_call.append(self._see)
 
     def _see_trouble(self, _kind: str, _name: str) -> None:
@@ -266,7 +267,7 @@ class StatsProbe:
     # ---------------------------------------------------------------- activations
 
     def _see_output(self, name: str, tensor: torch.Tensor) -> bool:
-        if tensor.grad_fn is None or tensor.grad_fn.name() not in _RELU:
+        if tensor.grad_fn is None or type(tensor.grad_fn).__name__ not in _RELU:
             return True
         return self._see_relu(name, tensor, 1 if tensor.dim() > 3 else tensor.dim() - 1)
 
@@ -281,7 +282,10 @@ class StatsProbe:
         # One module may serve several layers: their numbers of units tell them apart, and their order in a step.
         key = (site, tensor.shape[units])
         turn = self._turns[key] = min(self._turns.get(key, -1) + 1, _MOST_TURNS)
-        activation = self._activations.setdefault((*key, turn), _Activation("relu", turn))
+        place = (*key, turn)
+        activation = self._activations.get(place)
+        if activation is None:
+            activation = self._activations[place] = _Activation("relu", turn)
         self._seen[address] = activation
         activation.see_units(tensor.detach(), units)
         return self._count(site, activation, tensor.numel() // tensor.shape[units])
@@ -325,7 +329,8 @@ class StatsProbe:
 
         Return whether some steps in a row have shown that they differ.
         """
-        found = next((leaf for leaf in list_leaves(call.output) if leaf.is_floating_point()), None)
+        outputs = (call.output,) if _is_plain(call.output) else list_leaves(call.output)
+        found = next((leaf for leaf in outputs if leaf.is_floating_point()), None)
         if (
             found is None
             or found.grad_fn is None
@@ -334,7 +339,9 @@ class StatsProbe:
             or not found.numel()
         ):
             return True
-        seen = self._outputs.setdefault(call.entry.name, _Outputs())
+        seen = self._outputs.get(call.entry.name)
+        if seen is None:
+            seen = self._outputs[call.entry.name] = _Outputs()
         if seen.serial != self._serial:
             self._judge_outputs(call.entry.name, seen)
             seen.serial, seen.low, seen.high = self._serial, None, None
@@ -421,7 +428,7 @@ def _differ_clearly(outputs: torch.Tensor) -> bool:
     if outputs.is_complex():
         return False
     if outputs.numel() <= _SMALL * len(outputs):
-        first, last = glance(outputs[0], _SMALL), glance(outputs[-1], _SMALL)
+        first, last = glance_row(outputs, 0, _SMALL), glance_row(outputs, -1, _SMALL)
         enough = 0.1 * max(map(abs, first))
         return any(abs(a - b) > enough for a, b in zip(first, last, strict=True))
     one, other = copy_numbers(outputs[0]), copy_numbers(outputs[-1])
@@ -439,7 +446,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_table(node: Any) -> bool:
     """Return whether a tensor is made of raw columns beside embeddings of others, as those of a table are."""
-    if node.name() != "CatBackward0":
+    if type(node).__name__ != "CatBackward0":
         return False
     parts = [feeder(node, at) for at in range(len(node.next_functions))]
     return None in parts and all(part is None or _is_embedded(part) for part in parts)
@@ -448,9 +455,9 @@ def _is_table(node: Any) -> bool:
 def _is_embedded(node: Any) -> bool:
     """Return whether a tensor is an embedding, or several side by side, with or without dropout."""
     for _ in range(4):
-        if node is None or node.name() in _EMBEDDING:
+        if node is None or type(node).__name__ in _EMBEDDING:
             return node is not None
-        if node.name() not in _AROUND:
+        if type(node).__name__ not in _AROUND:
             return False
         node = feeder(node)
     return False
@@ -459,7 +466,7 @@ def _is_embedded(node: Any) -> bool:
 def _name_activation(node: Any) -> str:
     """Return the activation a tensor comes from, seen through reshaping and pooling, or nothing."""
     for _ in range(4):
-        name = node.name()
+        name = type(node).__name__
         if name in _RELU:
             return "relu"
         if name in _BOUNDED:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +36,7 @@ _BROADCASTING: Final = (
 _SCALINGS: Final = ("MulBackward0", "DivBackward0", "MulBackward1", "DivBackward1")
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """What is known around a loss: where the models end, what they gave and what they were given.
 
     ``border``: nodes with a higher number were made after the last model had run; ``sizes``: batch sizes of models that
@@ -56,12 +54,9 @@ class Operands:
 
 
 def read_term(node: Any, operands: Operands) -> dict[str, Any] | None:
-    """Return what a node says about the loss, or None for a node that says nothing."""
-    read = _READERS.get(node.name())
-    if read is None:
-        return None
+    """Return what a node with a reader says about the loss, or None where that is nothing."""
     try:
-        return read(node, operands)
+        return READERS[type(node).__name__](node, operands)
     except RuntimeError:
         # Freed by an earlier backward, or changed in place: autograd itself will complain where it matters.
         return None
@@ -114,7 +109,7 @@ def _is_no_distribution(above: Any, deviation: float) -> bool:
 def _is_over_classes(node: Any, scores: torch.Tensor) -> bool:
     """Return whether scores come straight from a log_softmax over the classes: then they are log-probabilities."""
     before = node.next_functions[0][0] if node.next_functions else None
-    if before is None or before.name() != "LogSoftmaxBackward0":
+    if before is None or type(before).__name__ != "LogSoftmaxBackward0":
         return False
     dim = before._saved_dim
     return bool((dim - (1 << 64) if dim >= 1 << 63 else dim) % scores.dim() == min(1, scores.dim() - 1))
@@ -180,7 +175,7 @@ def _read_log_softmax(node: Any, operands: Operands) -> dict[str, Any] | None:
 
 def _read_binary(node: Any, operands: Operands) -> dict[str, Any] | None:
     term: dict[str, Any] = {
-        "form": "bce_logits" if "Logits" in node.name() else "bce",
+        "form": "bce_logits" if "Logits" in type(node).__name__ else "bce",
         "is_loss": True,
         "above": find_squashing(node),
     }
@@ -299,7 +294,12 @@ def _find_output(node: Any, operands: Operands) -> tuple[int, ...] | None:
             return None
         if node._sequence_nr() in operands.shapes:
             return operands.shapes[node._sequence_nr()]
-        if node.name() not in VIEWS and name_of(node) not in ("Gather", "Sigmoid", "Softmax", "Expand"):
+        if type(node).__name__ not in VIEWS and name_of(node) not in (
+            "Gather",
+            "Sigmoid",
+            "Softmax",
+            "Expand",
+        ):
             return None
         node = node.next_functions[0][0] if node.next_functions else None
     return None
@@ -320,7 +320,7 @@ def _is_pairing(node: Any, edges: list[tuple[Any, int]], shape: tuple[int, ...])
 
 def _find_constant(node: Any, operands: Operands) -> int:
     """Return how many numbers the constant operand of a product holds, 0 where it is not known."""
-    if not node.name().startswith(("Mul", "Div")) or not operands.saved.may_read(node):
+    if not type(node).__name__.startswith(("Mul", "Div")) or not operands.saved.may_read(node):
         return 0
     name = "_saved_self" if node.next_functions[0][0] is None else "_saved_other"
     kept = getattr(node, name, None)
@@ -333,13 +333,17 @@ def _find_constant(node: Any, operands: Operands) -> int:
 def _read_divergence(node: Any, operands: Operands) -> dict[str, Any] | None:
     """Return the input of ``kl_div``: ``xlogy(t, t) - t * input``, or ``exp(t) * (t - input)`` with log targets."""
     outer, inner = ("SubBackward0", "MulBackward0")
-    if node.name() == "MulBackward0":
+    if type(node).__name__ == "MulBackward0":
         outer, inner = inner, outer
     edges = node.next_functions
-    if node.name() != outer or len(edges) != 2 or edges[0][0] is not None or edges[1][0] is None:
+    if type(node).__name__ != outer or len(edges) != 2 or edges[0][0] is not None or edges[1][0] is None:
         return None
     below = edges[1][0]
-    if below.name() != inner or len(below.next_functions) != 2 or below.next_functions[0][0] is not None:
+    if (
+        type(below).__name__ != inner
+        or len(below.next_functions) != 2
+        or below.next_functions[0][0] is not None
+    ):
         return None
     product = node if outer == "MulBackward0" else below
     if below.next_functions[1][0] is None or not operands.saved.may_read(product):
@@ -363,7 +367,7 @@ def _tell_input(node: Any, operands: Operands) -> dict[str, Any]:
     """Return whether the input of a divergence is positive somewhere, which a log-probability never is."""
     above = node
     for _ in range(2):
-        if above is not None and above.name() in _SCALINGS:
+        if above is not None and type(above).__name__ in _SCALINGS:
             above = feeder(above) or feeder(above, 1)
     if name_of(above) in ("Softmax", "Sigmoid", "Exp"):
         return {"above": name_of(above), "is_positive": True}
@@ -371,7 +375,7 @@ def _tell_input(node: Any, operands: Operands) -> dict[str, Any]:
     return {"above": name_of(above), "is_positive": highest > 1e-6 and not has_logarithm(node)}
 
 
-_READERS: Final[dict[str, Callable[[Any, Operands], dict[str, Any] | None]]] = {
+READERS: Final[dict[str, Callable[[Any, Operands], dict[str, Any] | None]]] = {
     "NllLossBackward0": _read_classes,
     "NllLoss2DBackward0": _read_classes,
     "LogSoftmaxBackward0": _read_log_softmax,
@@ -387,3 +391,4 @@ _READERS: Final[dict[str, Callable[[Any, Operands], dict[str, Any] | None]]] = {
     "HuberLossBackward0": _read_difference,
     **dict.fromkeys(_BROADCASTING, _read_broadcast),
 }
+"""By the kind of a node, what reads it."""

@@ -41,12 +41,10 @@ class CallLog:
         self._quiet: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}
 
     def add(self, module: torch.nn.Module, name: str) -> None:
-        """Take a module that was called."""
-        known = self.called.get(id(module))
-        if known is None or known.ref() is not module:
-            ref = weakref.ref(module)
-            self.called[id(module)] = _Called(ref, name, len(self.called), torch.is_grad_enabled())
-            self._newest.append(id(module))
+        """Take a module that was called for the first time."""
+        ref = weakref.ref(module)
+        self.called[id(module)] = _Called(ref, name, len(self.called), torch.is_grad_enabled())
+        self._newest.append(id(module))
 
     def add_root(self, module: torch.nn.Module) -> None:
         """Take a root that was called with gradients switched on."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from clew.capture.torch.glance import copy_numbers, glance
+from clew.capture.torch.glance import copy_numbers, glance, glance_row
 
 if TYPE_CHECKING:
     from clew.capture.torch.optimizers import OptimizerLens
@@ -64,7 +64,7 @@ class WeightProbe:
         held = [p for group in optimizer.param_groups for p in group["params"]]
         fresh = [p for p in held if id(p) not in apart and _is_matrix(p)]
         with torch.no_grad():
-            apart.update(id(p) for p in fresh if _differs_clearly(p.detach()))
+            apart.update(id(p) for p in fresh if _differs_clearly(p))
             matrices = [p for p in fresh if id(p) not in apart]
             alike = [p for p in matrices if _is_symmetric(p)]
             idle = [p for p in matrices if _is_idle(p)]
@@ -125,8 +125,7 @@ def _differs_clearly(weight: torch.Tensor) -> bool:
     """Return whether a few numbers show that neither rows nor columns agree, as those of nearly all weights do."""
     if len(weight) < 2:
         return False
-    rows = weight.reshape(len(weight), -1)
-    first, second = glance(rows[0, :_GLANCE], _GLANCE), glance(rows[1, :_GLANCE], _GLANCE)
+    first, second = glance_row(weight, 0, _GLANCE), glance_row(weight, 1, _GLANCE)
     enough = _CLEARLY * max(map(abs, first + second))
     has_other_rows = any(abs(a - b) > enough for a, b in zip(first, second, strict=True))
     return has_other_rows and (abs(first[0] - first[1]) > enough or abs(second[0] - second[1]) > enough)

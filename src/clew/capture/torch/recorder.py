@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from math import inf
+from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -362,28 +363,28 @@ class Recorder(Beat):
         same model, reading the gradients of all while another's backward writes them would be a race: then nobody
         is asked any more.
         """
-        if self.owner.is_shared or not self.owner.is_here():
+        owner = self.owner
+        if owner.is_shared or (owner.thread != get_ident() and not owner.is_here()):
             return
-        if has_dispatch_mode():
-            with unheard():
-                self._ask_each(probes, what)
-        else:
-            with torch._C.DisableTorchFunction():
-                self._ask_each(probes, what)
+        with unheard() if has_dispatch_mode() else torch._C.DisableTorchFunction():
+            for probe in probes.copy():
+                try:
+                    probe(*what)
+                except Exception as error:  # noqa: BLE001 - ours to answer for
+                    self._excuse(probe, probes, error, what)
 
-    def _ask_each(self, probes: list[Callable[..., None]], what: tuple[Any, ...]) -> None:
-        for probe in probes.copy():
-            try:
-                probe(*what)
-            except Exception as error:  # noqa: BLE001 - ours to answer for
-                if is_about_meta(error) or _is_meta(what):
-                    continue  # there is nothing to learn from such a model, and nothing wrong with the probe
-                probes.remove(probe)
-                self.guard.fault(error, f"probe {getattr(probe, '__qualname__', probe)}", step=self.step)
+    def _excuse(
+        self, probe: Any, probes: list[Callable[..., None]], error: Exception, what: tuple[Any, ...]
+    ) -> None:
+        """Answer for a probe that has failed."""
+        if is_about_meta(error) or _is_meta(what):
+            return  # there is nothing to learn from such a model, and nothing wrong with the probe
+        probes.remove(probe)
+        self.guard.fault(error, f"probe {getattr(probe, '__qualname__', probe)}", step=self.step)
 
     def is_off(self) -> bool:
         """Return whether what happens here is not for the record: nothing is, or another thread is the one."""
-        return self.asleep or not self.owner.is_here()
+        return self.asleep or (self.owner.thread != get_ident() and not self.owner.is_here())
 
     def _tell_of_threads(self) -> None:
         self.unseen.setdefault("other threads", OTHER_THREADS)
