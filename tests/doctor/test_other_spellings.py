@@ -28,7 +28,7 @@ def test_a_step_at_the_head_of_every_turn(judge, is_first, ids):
         for x, y in batches:
             if is_first:
                 optimizer.step()
-                optimizer.zero_grad()
+                optimizer.zero_grad()  # before the backward
             F.cross_entropy(model(x), y).backward()
             if not is_first:
                 optimizer.step()
@@ -314,6 +314,79 @@ def test_derivatives_added_to_gradients_that_were_used(judge, kept, ids, is_in_p
             optimizer.step()
             for p in parameters:
                 p.grad = p.grad * kept if kept != 1 else p.grad
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+
+
+def test_a_first_turn_with_nothing_to_learn_from(judge):
+    def train():
+        model = nn.Linear(3, 1)
+        optimizer = SGD(model.parameters(), 0.02)
+        before, state = None, torch.zeros(3)
+        for _ in range(12):
+            optimizer.zero_grad()
+            if before is not None:
+                (state[0] - model(before)).square().sum().backward()
+            optimizer.step()
+            before, state = state, torch.randn(3)
+
+    assert judge(train).ids == []
+
+
+# ---------------------------------------------------------------- gradients of zero
+
+
+@pytest.mark.parametrize(("factor", "ids"), [(0.0, ["O11"]), (0.5, [])])
+def test_hooks_that_leave_nothing_of_the_gradients(judge, factor, ids):
+    def train():
+        model, optimizer, batches = settings()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * factor)
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    judged = judge(train)
+    assert judged.ids == ids, judged
+
+
+def test_no_gradient_where_there_is_no_loss(judge):
+    """Rewards may stay away for long."""
+
+    def train():
+        model, optimizer, batches = settings()
+        for x, _ in batches:
+            optimizer.zero_grad()
+            (0 * model(x).log_softmax(-1)[:, 0]).mean().backward()
+            optimizer.step()
+
+    assert "O11" not in judge(train).all_ids
+
+
+# ---------------------------------------------------------------- sequences with the scores before the places
+
+
+@pytest.mark.parametrize(("padding", "ids"), [((1, 1), ["M18"]), ((2, 0), [])])
+def test_a_convolution_that_sees_the_next_token(judge, padding, ids):
+    class Speaker(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.mix = nn.Embedding(20, 16), nn.Conv1d(16, 16, 3)
+            self.scores = nn.Conv1d(16, 20, 1)
+
+        def forward(self, ids):
+            return self.scores(self.mix(F.pad(self.tokens(ids).mT, padding)).tanh())
+
+    def train():
+        model = Speaker()
+        optimizer = Adam(model.parameters(), 1e-3)
+        for _ in range(24):
+            words = torch.randint(0, 20, (8, 12))
+            optimizer.zero_grad()
+            F.cross_entropy(model(words[:, :-1]), words[:, 1:]).backward()
+            optimizer.step()
 
     judged = judge(train)
     assert judged.ids == ids, judged

@@ -263,6 +263,10 @@ def updates_lost_to_precision(case: Case) -> Iterator[Found]:
         )
 
 
+_FLAT_STEPS: Final = 10
+_NO_LOSS: Final = 1e-6
+
+
 def _count_unmoved(case: Case, *, half: bool) -> tuple[dict[int, float], dict[int, float], str]:
     """Return, by step, how many weights with a gradient stayed equal, how many have one, and a site of them."""
     rates = learning_rate(case)
@@ -295,9 +299,9 @@ def _count_unmoved(case: Case, *, half: bool) -> tuple[dict[int, float], dict[in
     "weights-unchanged",
     severity="error",
     watches="updates and hashes of the weights",
-    threshold="no weight moves in 5 steps that should move it, or each step starts from the same weights; without an "
-    "optimizer, 12 backward passes with gradients of their own (warning)",
-    silent="frozen weights have no gradient; a step of lr 0 is not counted",
+    threshold="no weight moves in 5 steps that should move it, each step starts from the same weights, or all "
+    "gradients of the first 10 steps are 0; without an optimizer, 12 backward passes with own gradients (warning)",
+    silent="frozen weights have no gradient; a step of lr 0 is not counted; a loss of 0 needs no gradient",
     hint="something puts the weights back or shields them: look for load_state_dict, copies and hooks in the loop",
     until=20,
     needs=("kind:grad", "kind:param"),
@@ -323,7 +327,26 @@ def weights_unchanged(case: Case) -> Iterator[Found]:
                 evidence={"steps": len(still), "expected_update_ratio": round_number(expected)},
             )
             return
+    if len(moving) >= _FLAT_STEPS and not any(moving.values()):
+        yield from _find_flat(case, list(moving))
+        return
     yield from _put_back(case)
+
+
+def _find_flat(case: Case, steps: list[int]) -> Iterator[Found]:
+    """Find gradients that are all exactly 0 from the first step on although there is a loss to make smaller."""
+    loss = single_losses(case)
+    if loss is None or len(loss.values) < _FLAT_STEPS or min(steps) > 0:
+        return
+    values = np.abs(loss.values[: len(steps)])
+    if np.isfinite(values).all() and values.min() > _NO_LOSS:
+        yield Found(
+            steps[0],
+            title="every gradient is exactly 0, so that no weight changes",
+            evidence={"steps": len(steps), "gradients_above_zero": 0, "loss": round_number(float(values[0]))},
+            hint="look for a hook that returns zeros, a factor of 0 before the loss, and operations without a slope: "
+            "round, sign, a clamp beyond its bounds",
+        )
 
 
 def _find_unmoved(case: Case) -> Iterator[Found]:

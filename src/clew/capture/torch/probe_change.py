@@ -296,4 +296,6 @@ def _by_place(output: torch.Tensor | None, tokens: torch.Tensor, time: int) -> t
         return None
     if output.shape[:2] == tokens.shape or output.shape[0] == tokens.numel():
         return output.reshape(*tokens.shape, -1).movedim(time, 1)
+    if output.dim() == 3 and (output.shape[0], output.shape[2]) == tuple(tokens.movedim(time, 1).shape):
+        return output.mT  # scores before places, as cross_entropy takes them
     return None

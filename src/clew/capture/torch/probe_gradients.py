@@ -113,6 +113,7 @@ class GradientProbe:
         """A forward with gradients has no backward yet."""
         self._clip: _Clip | None = None
         self._cleared_at = ""
+        self._pass_line = ""
         self._told: dict[str, int] = {}
         self._is_active = True
 
@@ -161,6 +162,8 @@ class GradientProbe:
         if begins:
             self._passes += 1
             self._is_fresh = False
+            if any(state.early_line for state in self._states.values()):
+                self._pass_line = find_line()
         if not self._is_active:
             return
         for state in self._looking():
@@ -251,7 +254,7 @@ class GradientProbe:
             state.early_line = "" if state.was_early or self._is_fresh else find_line()
             state.was_early = True
             self._note(state, optimizer, "early", wrong=len(state.held))
-        elif state.was_early and (self._is_fresh or state.early_line == find_line()):
+        elif state.was_early and (self._is_fresh or self._is_turned(state)):
             self._note(state, optimizer, "delayed", wrong=len(state.held))
         elif not self._is_fresh:
             self._judge_erased(state, optimizer, present)
@@ -261,6 +264,17 @@ class GradientProbe:
             self._judge_repeated(state, optimizer, present)
         self._judge_clip(state, optimizer, present)
         self._cleared_at = ""
+
+    def _is_turned(self, state: _State) -> bool:
+        """Return whether the step without gradients stands in the loop, and before the backward in the same file.
+
+        Behind it, the first turn had nothing to learn from yet.
+        """
+        (step_file, _, step), (pass_file, _, backward) = (
+            line.rpartition(":") for line in (state.early_line, self._pass_line)
+        )
+        is_before = bool(step_file) and step_file == pass_file and int(step) < int(backward)
+        return is_before and state.early_line == find_line()
 
     def _judge_stale(self, state: _State, optimizer: torch.optim.Optimizer) -> None:
         """Gradients that a step has used were added to and are used again."""
