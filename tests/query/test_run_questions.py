@@ -18,6 +18,7 @@ from clew.query.merge import STORED, merge_by_step
 from clew.stats import reference
 from clew.store.writer import Writer
 from clew.testing.runs import ROWS, make_record, make_run, make_sites, make_tensor
+from clew.views.run_page import make_page
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,7 @@ def test_the_first_row_of_any_kind(sick):
 
 def test_ranks_are_joined_by_the_name_of_the_site(tmp_path):
     folder = make_run(tmp_path / "run", steps=3)
-    writer = Writer(folder, RunInfo("run", rank=1, world_size=2))
+    writer = Writer(folder, RunInfo("run", rank=1, world_size=2, notes=["ended by os._exit(9)"]))
     shuffled = list(reversed(make_sites()))
     order = {site.id: number for number, site in enumerate(shuffled)}
     writer.add_sites(replace(site, id=order[site.id], parent=order.get(site.parent, -1)) for site in shuffled)
@@ -250,6 +251,8 @@ def test_ranks_are_joined_by_the_name_of_the_site(tmp_path):
     table = run.stats("fc1", "output")
     assert list(zip(table["step"], table["rank"], strict=True)) == [(s, r) for s in range(3) for r in (0, 1)]
     assert len(run.stats(rank=1)) == 3 * len(ROWS)
+    assert {rank: info.rank for rank, info in run.infos.items()} == {0: 0, 1: 1}
+    assert "rank 1 ended by os._exit(9)" in [getattr(block, "text", "") for block in make_page(run).blocks]
     assert run.batches(rank=1)["rank"].tolist() == [1, 1, 1]
     assert len(run.batches()) == 6
 

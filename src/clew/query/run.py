@@ -80,6 +80,11 @@ class Run:
         return self._first.manifest.info
 
     @property
+    def infos(self) -> dict[int, RunInfo]:
+        """The provenance that each rank wrote, by rank."""
+        return {rank: self._readers[rank].manifest.info for rank in self.ranks}
+
+    @property
     def state(self) -> str:
         """``recording``, ``complete`` or ``died``; a recording whose process is gone has died."""
         return self._first.state

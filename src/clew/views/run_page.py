@@ -37,6 +37,7 @@ PHASES: Final = {
 }
 MOST_SITES: Final = 20
 MOST_CURVES: Final = 3
+MOST_ENDS: Final = 4
 _TONES: Final = ("bad", "bad", "warn", "warn", "plain")
 
 SITE_COLUMNS: Final = (
@@ -164,7 +165,16 @@ def _warn(run: Run, health: Examination) -> list[Block]:
                 f"its full text is in rank{run.ranks[0]}/faults.jsonl of the run; please report it",
             )
         )
-    return blocks + [Callout("note", note) for note in run.info.notes]
+    return blocks + [Callout("note", note) for note in (*run.info.notes, *_list_other_ends(run))]
+
+
+def _list_other_ends(run: Run) -> list[str]:
+    """Say how other ranks ended that did not end as the first one, the earliest before the others."""
+    others = sorted(run.infos.items(), key=lambda pair: pair[1].ended)
+    ends = [(rank, note) for rank, info in others for note in info.notes if note.startswith("ended by")]
+    other = [f"rank {rank} {note}" for rank, note in ends if note not in run.info.notes]
+    rest = f"and {format_integer(len(other) - MOST_ENDS)} more ranks"
+    return other if len(other) <= MOST_ENDS else [*other[:MOST_ENDS], rest]
 
 
 def _tell_exceptions(run: Run) -> list[Block]:
