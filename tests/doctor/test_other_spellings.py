@@ -1,9 +1,12 @@
 """Faults in spellings that hide them, each beside the loop that looks like it and is right."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import blobs, mlp
+from loops import blobs, fit, mlp
 from torch import nn
 
 SGD, Adam = torch.optim.SGD, torch.optim.Adam
@@ -390,3 +393,23 @@ def test_a_convolution_that_sees_the_next_token(judge, padding, ids):
 
     judged = judge(train)
     assert judged.ids == ids, judged
+
+
+def test_a_model_that_tosses_coins_does_not_mix_its_samples(judge):
+    """Equal calls toss equal coins when the model is run again, whichever generator they come from."""
+
+    class Sampler(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.scores = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            for _ in range(6):
+                coins = (random.random(), float(np.random.rand()))
+                x = torch.tanh((self.first if min(coins) < 0.1 else self.second)(x))
+            return self.scores(x)
+
+    def train():
+        fit(Sampler(), steps=24)
+
+    assert "M09" not in judge(train).all_ids

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -46,7 +48,10 @@ class Given:
     ) -> torch.Tensor | None:
         """Return the first output with numbers in several places, for changed inputs and equal random numbers."""
         args, kwargs = _map(self.args, change), _map(self.kwargs, change)
+        # All of them: a model may also toss Python's coins, as scheduled sampling does.
         torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
         output = module(*args, **kwargs)
         return next((leaf for _, leaf in walk(output) if leaf.is_floating_point() and leaf.dim() > 0), None)
 
