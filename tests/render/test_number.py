@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -104,8 +105,7 @@ def test_durations_use_the_unit_people_would(value, text):
 def test_no_duration_reads_a_thousand_of_a_smaller_unit(value):
     text = number.format_seconds(value)
     assert not text.startswith("1000") or " d " in text  # days have no larger unit
-    assert "60 s" not in text
-    assert "60 min" not in text
+    assert not re.search(r"(?<![\d.])60 (s|min)", text)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from clew.api.preflight import check_can_copy, choose_checks
 from clew.errors import ClewError
@@ -209,14 +209,20 @@ class _Gate:
         self._guard.mode = "ignore"
         self._beginning.keep_scalers()
         ways = find_ways(self._session.recorder.flight.known_frames)
-        reasons = []
+        reasons, fitting = [], None
         for way in ways:
-            subject = self._make_subject(way)
-            trouble = _try(subject)
-            if not trouble:
-                self.report = rehearse(subject, names=self._names, on_check=self._on_check)
-                return
-            reasons.append(f"{way.name}: {trouble}")
+            fetches: list[bool] = []
+            subject = self._make_subject(way, fetches)
+            trial = _try(subject, fetches)
+            if trial.trouble:
+                reasons.append(f"{way.name}: {trial.trouble}")
+            elif fitting is None or not trial.fetches:
+                fitting = subject
+            if fitting is subject and not trial.fetches:
+                break  # one that fetches batches comes to the end of its loader in a check of many steps
+        if fitting is not None:
+            self.report = rehearse(fitting, names=self._names, on_check=self._on_check)
+            return
         why = "the step cannot be executed again: " + (
             "; ".join(reasons) or "no loop of the script was found"
         )
@@ -224,7 +230,7 @@ class _Gate:
         rest = [Check(name, "not checked", why) for name in self._names if name != "one-batch"]
         self.report = Preflight((done, *rest))
 
-    def _make_subject(self, way: Way) -> Subject:
+    def _make_subject(self, way: Way, fetches: list[bool]) -> Subject:
         from clew.replay.preflight_subject import Subject
         from clew.replay.preflight_total import count_steps
         from clew.replay.reenter import frames_outside_tools
@@ -239,7 +245,7 @@ class _Gate:
         return Subject(
             models=self._models(),
             optimizers=living or self._optimizers_of_first_step(),
-            step=lambda: _with_batch(way, flight.last_batch),
+            step=lambda: _with_batch(way, flight.last_batch, fetches),
             roots=list(flight.recorder.calls),
             names={key: entry.name for key, entry in recorder.registry.tensors.items()},
             beginning=self._beginning,
@@ -264,34 +270,48 @@ class _Gate:
         return max(1, turns * self.steps // self._fetched)
 
 
-def _with_batch(way: Way, batch: Any) -> None:
-    """Execute the step; a loop that fetches its batch itself gets the same batch again."""
+def _with_batch(way: Way, batch: Any, fetches: list[bool]) -> None:
+    """Execute the step; a loop that fetches its batch itself, which is noted, gets the same batch again."""
     from torch.utils.data import dataloader
 
     kind: Any = dataloader._BaseDataLoaderIter
     original = kind.__next__
+
+    def fetch(_: Any) -> Any:
+        fetches.append(True)
+        return batch
+
     if batch is not None:
-        kind.__next__ = lambda _: batch
+        kind.__next__ = fetch
     try:
         way.run()
     finally:
         kind.__next__ = original
 
 
-def _try(subject: Subject) -> str:
-    """Return what keeps a step from being executed again, in a copy; nothing when it works."""
+class _Trial(NamedTuple):
+    """What keeps a step from being executed again, nothing when it works, and whether it fetches a batch."""
+
+    trouble: str
+    fetches: bool = False
+
+
+def _try(subject: Subject, fetches: list[bool]) -> _Trial:
+    """Execute the step again, in a copy of the process."""
     from clew.replay.fork import run_forked
 
     def run() -> list[int]:
         subject.rewind()
         seen = subject.run()
-        return [len(seen.losses), seen.steps]
+        return [len(seen.losses), seen.steps, len(fetches)]
 
     answer = run_forked(run, seconds=_TRIAL_SECONDS)
     if answer.trouble:
-        return answer.trouble.splitlines()[0]
-    losses, steps = answer.value
-    return "" if losses and steps else f"it has {losses} backward passes and {steps} optimizer steps"
+        return _Trial(answer.trouble.splitlines()[0])
+    losses, steps, fetched = answer.value
+    if losses and steps:
+        return _Trial("", fetches=fetched > 0)
+    return _Trial(f"it has {losses} backward passes and {steps} optimizer steps")
 
 
 def _is_kept(path: str) -> bool:

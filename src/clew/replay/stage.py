@@ -103,7 +103,7 @@ class Stage:
         recorder.schedule = ChosenSteps(self._recorded.full_steps | {self.step})
         recorder.due = recorder.schedule.is_due(recorder.step)
         recorder.probing = False
-        recorder.on_bad = None
+        recorder.on_bad, recorder.is_followed = None, True
         end_step, mark_end = recorder.end_step, recorder.mark_end
 
         def ends(*, partial: bool = False) -> None:

@@ -17,6 +17,7 @@ typedef struct {
     long period, warmup_steps, forced_until, thinned, since_last;
 } Ledger;
 
+static PyTypeObject *ledger_type;
 static PyObject *str_training, *str_loss;
 
 static int is_due_at(const Ledger *ledger, long step)
@@ -92,7 +93,7 @@ static PyType_Spec ledger_spec = {
 typedef struct {
     PyObject_HEAD
     PyObject *step, *serial, *ended, *losses, *in_backward;
-    PyObject *backward_at, *closing, *due, *probing, *prompt, *has_output;
+    PyObject *backward_at, *closing, *due, *probing, *prompt, *is_followed, *has_output;
     PyObject *keys, *scalars, *batches, *waiting, *calls, *backlog, *no_rows;
     PyObject *last_loss, *lowest_loss;
     PyObject *calm, *on_root, *on_pass, *on_each_loss, *on_end, *on_sixteenth;
@@ -111,7 +112,7 @@ static PyMemberDef beat_members[] = {
     FIELD(no_rows),       FIELD(last_loss),   FIELD(lowest_loss), FIELD(calm),
     FIELD(on_root),       FIELD(on_pass),     FIELD(on_each_loss), FIELD(on_end),
     FIELD(on_sixteenth),  FIELD(schedule),    FIELD(clock),       FIELD(call_type),
-    FIELD(scalar_type),   FIELD(backward_at),
+    FIELD(scalar_type),   FIELD(backward_at), FIELD(is_followed),
     {"longest_backlog", T_LONG, offsetof(Beat, longest_backlog), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -194,7 +195,8 @@ static int append_owned(PyObject *list, PyObject *thing)
 static int may_end_quietly(const Beat *beat)
 {
     long step = read_long(beat->step);
-    return beat->closing == Py_True && beat->due == Py_False && beat->prompt == Py_False && is_empty(beat->keys) &&
+    return PyObject_TypeCheck(beat->schedule, ledger_type) && beat->closing == Py_True && beat->due == Py_False && beat->prompt == Py_False &&
+           beat->is_followed == Py_False && is_empty(beat->keys) &&
            is_empty(beat->waiting) && is_empty(beat->on_end) &&
            (is_empty(beat->on_sixteenth) || (step >= SIXTEEN && (step + 1) % SIXTEEN)) &&
            PyList_Size(beat->backlog) + 1 < beat->longest_backlog && read_seconds() < beat->quiet_until;
@@ -408,7 +410,7 @@ static int add_types(PyObject *module)
     return intern_names() && intern_leaf_names() && (str_training = PyUnicode_InternFromString("training")) &&
            (str_loss = PyUnicode_InternFromString("loss")) && add_type(module, "Clock", &clock_spec, &clock_type) &&
            add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
-           add_type(module, "Leaf", &leaf_spec, NULL) && add_type(module, "Ledger", &ledger_spec, NULL) &&
+           add_type(module, "Leaf", &leaf_spec, NULL) && add_type(module, "Ledger", &ledger_spec, &ledger_type) &&
            add_type(module, "Beat", &beat_spec, NULL);
 }
 #endif

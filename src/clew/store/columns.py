@@ -110,17 +110,17 @@ def _hashes(records: Sequence[StepRecord]) -> NDArray[np.uint64] | None:
 
 def _histograms(records: Sequence[StepRecord]) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
     """Return the packed histograms of all rows; a row without one is empty."""
-    if all(record.hists is None for record in records):
+    counted = [record for record in records if record.hists is not None]
+    if not counted:
         return None
-    lengths, pieces = [], []
-    for record in records:
-        if record.hists is None:
-            lengths.append(np.zeros(len(record), np.int64))
-            continue
-        offsets, data = histogram.pack(record.hists.reshape(len(record), HIST_BINS))
-        lengths.append(np.diff(offsets))
-        pieces.append(data)
-    return np.concatenate(([0], np.cumsum(np.concatenate(lengths)))), np.concatenate(pieces)
+    counts = [record.hists.reshape(len(record), HIST_BINS) for record in counted if record.hists is not None]
+    ends, data = histogram.pack(np.concatenate(counts))
+    if len(counted) == len(records):
+        return ends, data
+    lengths = np.zeros(sum(map(len, records)), np.int64)
+    has_one = np.repeat([record.hists is not None for record in records], [len(record) for record in records])
+    lengths[has_one] = np.diff(ends)
+    return np.concatenate(([0], np.cumsum(lengths))), data
 
 
 def _scalar_columns(records: Sequence[StepRecord]) -> Columns:

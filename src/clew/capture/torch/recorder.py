@@ -198,6 +198,8 @@ class Recorder(Beat):
         """Called as ``on_end``, in the first sixteen steps and every sixteenth."""
         self.prompt = False
         """Whether each step is handed over at once: somebody acts on it."""
+        self.is_followed = False
+        """Whether somebody stands at the end of every step: then none passes by the short way."""
         self.breaker: Any = None
         """Stops the training for somebody who asked for that; made where there is a recording to stop."""
 
