@@ -245,7 +245,12 @@ def test_overfitting_from_a_logged_number(judge, tmp_path):
             fit(model, steps=60, after=lambda s: run.log(val_loss=value(s)) if s % 10 == 9 else None)
         return [finding.id for finding in clew.diagnose(str(run.path)).findings]
 
-    assert logged(lambda step: 0.5 + abs(step - 19) / 50) == ["V01"]
+    assert logged(lambda step: 1.5 + abs(step - 19) / 50) == ["V01"]
+    scatter = {9: 2.0, 19: 1.5, 29: 1.8, 39: 1.6, 49: 1.9, 59: 1.65}
+    assert logged(scatter.__getitem__) == []  # no trend: the second one is the best by chance
+    folds = {9: 2.0, 19: 1.5, 29: 5.0, 39: 3.0, 49: 2.0, 59: 1.6}
+    assert logged(folds.__getitem__) == []  # a new model comes down from above
+    assert logged(lambda step: 1e-4 * (1 + abs(step - 19))) == []  # better than in training, all along
 
 
 # ---------------------------------------------------------------- gradients

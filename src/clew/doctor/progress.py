@@ -230,6 +230,9 @@ def _name_batch(case: Case, step: int) -> dict[str, Any]:
     return {}
 
 
+_CLEARLY: Final = 4.0
+"""Times the scatter of validation losses that a rise is to be: the best of many is below their level by chance."""
+
 _VALIDATION: Final = re.compile(r"(^|[._/ -])(val|valid|validation|eval|dev|test)([._/ -]|$)", re.IGNORECASE)
 
 
@@ -250,8 +253,10 @@ def _evaluations(case: Case) -> Losses:
     "overfitting",
     severity="warning",
     watches="validation losses and the training losses between them",
-    threshold="the last three of four or more are 5 % above the best, and the training loss has fallen by 5 %",
-    silent="it takes a trend over several evaluations, not a gap",
+    threshold="the last three of four or more are 5 % above the best, by more than they scatter, and the training loss "
+    "has fallen by 5 % below them",
+    silent="it takes a trend over several evaluations, not a gap; a loss that comes down again is that of a new fold, "
+    "one below the training loss that of a training made harder",
     hint="stop at the best evaluation, regularise, or get more data",
     needs=("scalar:loss",),
 )
@@ -269,12 +274,12 @@ def overfitting(case: Case) -> Iterator[Found]:
     ):
         raise NotJudged("the losses cannot be compared")
     best = int(np.argmin(seen.values))
-    if len(seen) - 1 - best < 3 or not (seen.values[-3:] > 1.05 * seen.values[best]).all():
+    if len(seen) - 1 - best < 3 or not _has_risen(seen.values, best):
         return
     ends = [0, *seen.steps.tolist()]
     at_best = _mean_between(loss, ends[best], ends[best + 1])
     at_end = _mean_between(loss, ends[-2], ends[-1])
-    if at_end < 0.95 * at_best:
+    if at_end < 0.95 * at_best and at_end < seen.values[-3:].mean():
         yield Found(
             int(seen.steps[best]),
             evidence={
@@ -285,6 +290,15 @@ def overfitting(case: Case) -> Iterator[Found]:
                 "evaluations": len(seen),
             },
         )
+
+
+def _has_risen(values: NDArray[np.float64], best: int) -> bool:
+    """Return whether the last values are above the best by more than they scatter, and not coming down again."""
+    last, lowest, highest = values[-3:], values[best], values[best:].max()
+    # Of a curve without scatter, the change of its slope is small.
+    scatter = float(np.median(np.abs(np.diff(values, 2)))) / 1.65
+    is_clear = bool((last > 1.05 * lowest).all()) and last.mean() - lowest > _CLEARLY * scatter
+    return bool(is_clear and last.mean() >= (lowest + highest) / 2)
 
 
 def _mean_between(loss: Losses, start: int, end: int) -> float:
