@@ -417,6 +417,17 @@ def accuracy_on_both():
     train(loader, model=wide(), evaluate=both, epochs=3)
 
 
+def nearest_of_the_training_data():
+    """The gallery and the questions of a metric go through the model at one line."""
+
+    def nearest(model):
+        with torch.no_grad():
+            for rows in (WIDE[:160], WIDE[160:]):
+                model(rows)
+
+    train(slices(WIDE[:160], Y[:160]), model=wide(), evaluate=nearest, epochs=3)
+
+
 def targets_from_other_rows():
     """Q-learning without a second network: the next states are states of other steps."""
     model = mlp(features=24, classes=2)
@@ -460,7 +471,7 @@ def sequences_first():
 RIGHT = (
     one_batch_on_purpose, fixed_batch_to_look_at, shuffled_first_batches, own_seed_in_each_worker,
     accuracy_on_the_training_data, accuracy_on_both, targets_from_other_rows, series_in_order, generated_labels,
-    sequences_first,
+    sequences_first, nearest_of_the_training_data,
 )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def train_eval_overlap(case: Case) -> Iterator[Found]:
         # The whole training data, evaluated beside other data or without a loader of its own, is meant as such.
         if share > 0.98 and (has_clean or not note["has_loader"]):
             continue
-        if _may_be_chance(note, share):
+        if _may_be_chance(note, share) or _is_clean_beside(note):
             continue
         yield Found(
             int(note["step"]),
@@ -127,6 +127,13 @@ def train_eval_overlap(case: Case) -> Iterator[Found]:
             "data: split by sample or group first, copy and augment afterwards",
         )
         return
+
+
+def _is_clean_beside(note: dict[str, Any]) -> bool:
+    """Return whether the training data was passed through the model in one piece, and the other rows are new."""
+    own = note.get("training_data", {"rows": 0, "trained": 0})
+    rows, trained = note["rows"] - own["rows"], note["trained"] - own["trained"]
+    return bool(own["rows"]) and rows >= _FEWEST_ROWS and trained < _SHARE * rows
 
 
 def _may_be_chance(note: dict[str, Any], share: float) -> bool:

@@ -37,6 +37,8 @@ _MOST_PASSES: Final = 40
 _MOST_FRAMES: Final = 6
 _CHANCE_ROWS: Final = 256
 _CHANCE_CALLS: Final = 4
+_WHOLLY: Final = 0.98
+"""A call with so many trained rows, at least half of all there are, is one of the training data itself."""
 
 
 class _Pass:
@@ -47,6 +49,9 @@ class _Pass:
         self.dataset = dataset
         self.rows = 0
         self.known = 0
+        self.own_rows = 0
+        self.own_known = 0
+        """Rows of calls with the training data itself, and how many of them were trained on."""
         self.is_eval = False
         self.is_whole = True
         """All numbers are whole, as those of tokens, counts and choices are: such rows may be equal by chance."""
@@ -60,8 +65,12 @@ class _Pass:
     def add(self, sample: _Sample, known: set[float]) -> None:
         """Count the rows of one call: how many were trained on, and how many were in this pass before."""
         found = _hash(sample)
+        trained = sum(value in known for value in found)
         self.rows += len(found)
-        self.known += sum(value in known for value in found)
+        self.known += trained
+        if trained >= max(_WHOLLY * len(found), len(known) / 2, 1):
+            self.own_rows += len(found)
+            self.own_known += trained
         self.is_whole = self.is_whole and _is_whole(sample)
         self.is_tokens = self.is_tokens and sample[2].kind in "iu"
         if self.is_whole and self.calls < _CHANCE_CALLS:
@@ -181,6 +190,8 @@ class OverlapProbe:
                 "trained": done.known,
                 "has_loader": bool(done.dataset),
             }
+            if done.own_rows:
+                told["training_data"] = {"rows": done.own_rows, "trained": done.own_known}
             told |= {"is_whole": done.is_whole, "is_tokens": done.is_tokens, "chance": done.chance}
             told["alike"] = done.alike + self._alike
             self.recorder.note("evaluated-rows", {**told, "source": done.line})
