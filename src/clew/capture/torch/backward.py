@@ -59,13 +59,12 @@ class BackwardLens:
                 return original(tensors, *args, **kwargs)
             if is_heard():
                 return ask_unheard(self._differentiate, let_hear(original), tensors, args, kwargs)
-            before = -1
-            if (
-                len(entries) == self._quiet_with
-                and len(known) == flight.looked_at
-                and flight.usual_passes <= 1
-            ):
-                before = begin_quietly(tensors if wants_loss else None, BACKWARD)
+            before, is_usual = -1, len(entries) == self._quiet_with and len(known) == flight.looked_at
+            if is_usual and flight.usual_passes <= 1 and not owner.is_shared:
+                try:
+                    before = begin_quietly(tensors if wants_loss else None, BACKWARD)
+                except Exception as error:  # noqa: BLE001 - ours to answer for
+                    recorder.guard.fault(error, "loss", step=recorder.step)
             if before < 0:
                 return self._differentiate(original, tensors, args, kwargs)
             try:

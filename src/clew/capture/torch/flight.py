@@ -95,9 +95,7 @@ class Flight:
         self.recorder.calls.clear()
         self.usual_passes, self.passes = self.passes, 0
         if not self.has_loader and not self._has_start:
-            self._random.take()
-            if self._buffers or len(self.recorder.registry.tensors) != self._trees:
-                self._copy_buffers()
+            self.mark_start()
         self._has_start = False
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -73,27 +74,16 @@ class Shadows:
         held = [local_part(self._tensors[at]) for at, _ in there]
         moved = Moved(held, [copy for _, copy in there], [self._keys[at] for at, _ in there])
         # The part that this process holds of a distributed tensor may be another one next time.
-        if len(held) == len(self._tensors) and all(map(_is, held, self._tensors)):
+        if len(held) == len(self._tensors) and all(map(is_, held, self._tensors)):
             self._moved = moved
         return moved
 
     def settle(self) -> None:
         """The copies are equal to the parameters now."""
         read = KERNEL.list_versions if KERNEL is not None else list_versions_slowly
-        versions = read(self._tensors)
-        self._versions = (
-            versions
-            if self._moved is not None
-            else [
-                -1 if copy is None else version for version, copy in zip(versions, self._copies, strict=True)
-            ]
-        )
+        self._versions = read(self._tensors)
 
 
 def list_versions_slowly(tensors: list[torch.Tensor]) -> list[int]:
     """Return how often each tensor has been written in its place."""
     return [tensor._version for tensor in tensors]
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
