@@ -253,6 +253,40 @@ def test_overfitting_from_a_logged_number(judge, tmp_path):
     assert logged(lambda step: 1e-4 * (1 + abs(step - 19))) == []  # better than in training, all along
 
 
+def judge_evaluations(folder, training, validation):
+    """Return whether V01 is found where these losses are all that is seen: one of each a step."""
+    import clew
+
+    weight = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    with clew.watch(out=str(folder), name="seen", doctor=False) as run:
+        for trained, validated in zip(training, validation, strict=True):
+            optimizer.zero_grad()
+            (weight + float(trained)).backward()
+            optimizer.step()
+            run.log(val_loss=float(validated))
+    return "V01" in [finding.id for finding in clew.diagnose(str(run.path)).findings]
+
+
+def wander(generator, count, *, size):
+    """Return noise that comes and goes slowly, as that of a small validation set under moving weights."""
+    noise = [0.0]
+    for _ in range(count - 1):
+        noise.append(0.8 * noise[-1] + 0.6 * size * float(torch.randn((), generator=generator)))
+    return torch.tensor(noise)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_noisy_evaluations_of_a_plateau_are_no_overfitting(tmp_path, seed):
+    generator = torch.Generator().manual_seed(seed)
+    falls = torch.exp(-torch.arange(120) / 12)
+    training = 0.42 + falls + 0.08 * torch.randn(120, generator=generator)
+    validation = 0.43 + falls + wander(generator, 120, size=0.035)
+    assert not judge_evaluations(tmp_path, training, validation)
+    rises = 0.004 * (torch.arange(120) - 30).clamp(min=0)
+    assert judge_evaluations(tmp_path, training - rises.clamp(max=0.3), validation + rises)
+
+
 # ---------------------------------------------------------------- gradients
 
 

@@ -253,8 +253,8 @@ def _evaluations(case: Case) -> Losses:
     "overfitting",
     severity="warning",
     watches="validation losses and the training losses between them",
-    threshold="the last three of four or more are 5 % above the best, by more than they scatter, and the training loss "
-    "has fallen by 5 % below them",
+    threshold="the last three of four or more are 5 % above the best (of many, the last third above those around the "
+    "best), by more than they scatter, and the training loss has fallen by 5 %, by more than by chance, below them",
     silent="it takes a trend over several evaluations, not a gap; a loss that comes down again is that of a new fold, "
     "one below the training loss that of a training made harder",
     hint="stop at the best evaluation, regularise, or get more data",
@@ -276,31 +276,47 @@ def overfitting(case: Case) -> Iterator[Found]:
     best = int(np.argmin(seen.values))
     if len(seen) - 1 - best < 3 or not _has_risen(seen.values, best):
         return
-    ends = [0, *seen.steps.tolist()]
-    at_best = _mean_between(loss, ends[best], ends[best + 1])
-    at_end = _mean_between(loss, ends[-2], ends[-1])
-    if at_end < 0.95 * at_best and at_end < seen.values[-3:].mean():
+    then, now = _around(len(seen), best)
+    ends = np.concatenate(([0], seen.steps))
+    at_best = _between(loss, ends[then.start], ends[then.stop])
+    at_end = _between(loss, ends[now.start], ends[now.stop])
+    if _is_below(at_end, at_best) and at_end.mean() < seen.values[now].mean():
         yield Found(
             int(seen.steps[best]),
             evidence={
                 "best_validation_loss": round_number(float(seen.values[best])),
                 "last_validation_loss": round_number(float(seen.values[-1])),
-                "training_loss_then": round_number(at_best),
-                "training_loss_now": round_number(at_end),
+                "training_loss_then": round_number(float(at_best.mean())),
+                "training_loss_now": round_number(float(at_end.mean())),
                 "evaluations": len(seen),
             },
         )
 
 
+def _around(count: int, best: int) -> tuple[slice, slice]:
+    """Return the evaluations around the best one and the last ones: of many, so many that noise averages out."""
+    many = max(1, (count - 1 - best) // 3)
+    start = max(0, best - many // 2)
+    return slice(start, start + many), slice(count - max(many, 3), count)
+
+
 def _has_risen(values: NDArray[np.float64], best: int) -> bool:
-    """Return whether the last values are above the best by more than they scatter, and not coming down again."""
-    last, lowest, highest = values[-3:], values[best], values[best:].max()
+    """Return whether the last values are above those around the best by more than they scatter, and still are."""
+    then, now = _around(len(values), best)
+    last, lowest, highest = values[now], float(values[then].mean()), values[best:].max()
     # Of a curve without scatter, the change of its slope is small.
-    scatter = float(np.median(np.abs(np.diff(values, 2)))) / 1.65
-    is_clear = bool((last > 1.05 * lowest).all()) and last.mean() - lowest > _CLEARLY * scatter
-    return bool(is_clear and last.mean() >= (lowest + highest) / 2)
+    scatter = float(np.median(np.abs(np.diff(values, 2)))) / 1.65 / math.sqrt(then.stop - then.start)
+    is_clear = bool((values[-3:] > 1.05 * lowest).all()) and last.mean() - lowest > _CLEARLY * scatter
+    return bool(is_clear and last.mean() > 1.05 * lowest and last.mean() >= (lowest + highest) / 2)
 
 
-def _mean_between(loss: Losses, start: int, end: int) -> float:
-    part = loss.values[(loss.steps >= start) & (loss.steps <= end)]
-    return float(part.mean()) if len(part) else float("nan")
+def _between(loss: Losses, start: int, end: int) -> NDArray[np.float64]:
+    return loss.values[(loss.steps >= start) & (loss.steps <= end)]
+
+
+def _is_below(some: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+    """Return whether some losses are 5 % below others on average, and by more than such averages differ by chance."""
+    if not len(some) or not len(others) or not some.mean() < 0.95 * others.mean():
+        return False
+    noise = math.sqrt(some.var() / len(some) + others.var() / len(others))
+    return bool(others.mean() - some.mean() > 2 * noise)
