@@ -1,13 +1,18 @@
 """Steps of a loop in which nothing is new pass by the short way, and leave what the general way leaves."""
 
 import math
+import random
+import sys
 
+import numpy as np
 import pytest
 import torch
 
 import clew
-from clew.capture.beat import Ledger, SlowLedger
+from clew.capture.beat import Course, Ledger, SlowCourse, SlowLedger
+from clew.capture.torch.flight import Flight
 from clew.capture.torch.optimizers import has_same, has_same_slowly
+from clew.capture.torch.randomness import RandomStates
 from clew.capture.torch.recorder import Recorder
 
 STEPS = 200
@@ -72,6 +77,7 @@ def test_both_ways_leave_the_same(tmp_path, monkeypatch):
     assert general_ends < STEPS - 50
     monkeypatch.setattr(Recorder, "begin_call", lambda *_: -1, raising=False)
     monkeypatch.setattr(Recorder, "begin_pass", lambda *_: -1, raising=False)
+    monkeypatch.setattr(Flight, "end_update", lambda *_: -1, raising=False)
     ends.clear()
     general, _, expected = train(tmp_path, "general")
     assert len(ends) == STEPS
@@ -121,3 +127,74 @@ def test_groups_are_the_same_by_identity():
         assert not same([group], [{"lr": rate, "params": [1]}], ("lr", "params"))
         assert not same([group], [], ("lr", "params"))
         assert same([{"params": held}], [{"params": held}], ("lr", "params"))
+
+
+def follow_flight(folder, name, *, with_loader):
+    """Train, drawing from every generator in turns; return what the flight recorder kept at the end of each step."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.utils.data.TensorDataset(torch.randn(240, 3))
+    batches = torch.utils.data.DataLoader(data, batch_size=2) if with_loader else data.tensors[0].split(2)
+    kept = []
+    with clew.watch(model, optimizer, out=folder, name=name, every=40, status=False) as watch:
+        recorder = watch._recording.session.recorder
+        flight = recorder.flight
+        for step, given in enumerate(batches):
+            x = given[0] if with_loader else given
+            optimizer.zero_grad()
+            (model(x).square().mean() + random.gauss(0, 1) + np.random.rand()).backward()
+            optimizer.step()
+            now = RandomStates()
+            now.take()
+            line, _ = flight.known_frames[id(sys._getframe())]
+            has_start = flight.start_state()[0] == now.export()
+            kept.append(
+                (step, has_start, line, flight.usual_passes, flight.passes, len(recorder.calls), flight.ended)
+            )
+        assert flight.step_seconds > 0
+    return kept
+
+
+@pytest.mark.parametrize("with_loader", [False, True])
+def test_the_end_of_a_usual_update_keeps_what_the_general_way_keeps(tmp_path, monkeypatch, with_loader):
+    general_ends, original = [], Flight.mark_end
+    monkeypatch.setattr(Flight, "mark_end", lambda self: (general_ends.append(1), original(self))[1])
+    usual = follow_flight(tmp_path, "usual", with_loader=with_loader)
+    assert len(general_ends) < len(usual) - 50
+    monkeypatch.setattr(Flight, "end_update", lambda *_: -1, raising=False)
+    assert follow_flight(tmp_path, "general", with_loader=with_loader) == usual
+    # With a loader the step begins with its batch, after which the script draws more numbers.
+    assert all(has_start is not with_loader for _, has_start, *_ in usual[1:])
+
+
+def test_a_snapshot_that_is_asked_for_is_not_missed_by_usual_ends(tmp_path):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with clew.watch(model, optimizer, out=tmp_path, name="asked", every=40, status=False) as watch:
+        flight = watch._recording.session.recorder.flight
+        for step in range(90):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3)).square().mean().backward()
+            if step == 70:
+                assert flight.look_at > step
+                flight.ask_snapshot("a test")
+            optimizer.step()
+    kept = [folder.name for folder in (tmp_path / "asked" / "rank0" / "snapshots").iterdir()]
+    assert any(name.endswith("71") for name in kept)
+
+
+def test_the_pace_is_that_of_the_shortest_step_of_late():
+    for kind in (Course, SlowCourse):
+        course = kind()
+        course.keep_pace(0)
+        assert (course.step_seconds, course.ended, course.ends) == (0.0, 0, 1)
+        course.ended_at -= 5.0
+        course.keep_pace(1)
+        assert 5.0 <= course.step_seconds < 5.5
+        course.keep_pace(2)
+        short = course.step_seconds
+        assert short < 1.0
+        course.ended_at -= 50.0
+        course.keep_pace(3)
+        assert course.step_seconds == pytest.approx(1.1 * short)

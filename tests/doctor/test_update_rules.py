@@ -295,6 +295,11 @@ def test_clipping(judge, spelling):
     assert judge(lambda: CLIPPED[spelling](True)).ids == []
 
 
+def test_a_limit_that_gradients_outgrow_is_not_always_on(judge):
+    factors = iter([0.1] * 15 + [50.0] * 65)
+    assert judge(lambda: clipped(1.0, loss=lambda out, y: next(factors) * F.cross_entropy(out, y))).ids == []
+
+
 def rates_apart(ok):
     model = mlp(layers=6)
     slow, fast = list(model[:-1].parameters()), list(model[-1].parameters())

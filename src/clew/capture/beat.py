@@ -6,6 +6,7 @@ events pass without a Python frame; the twin leaves every one of them to the gen
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from clew.stats.built import BUILT
@@ -51,10 +52,33 @@ class SlowBeat:
         return -1
 
 
+class SlowCourse:
+    """The twin of the kernel's ``Course``: every step ends by the general way."""
+
+    ended_at = step_seconds = 0.0
+
+    def keep_pace(self, step: int) -> None:
+        """A step has ended: take how long it took. The shortest of late counts: a validation makes a step look long."""
+        now = perf_counter()
+        if self.ended_at:
+            spent, limit = now - self.ended_at, 1.1 * self.step_seconds
+            self.step_seconds = spent if spent < limit or not limit else limit
+        self.ended, self.ends, self.ended_at = step, 1, now
+
+    def end_pass(self, *_: Any) -> bool:
+        """Leave the end of a backward pass to the general way."""
+        return False
+
+    def end_update(self, *_: Any) -> int:
+        """Leave the end of a step to the general way."""
+        return -1
+
+
 if TYPE_CHECKING:
-    from clew.stats._kernel import Beat, Ledger
+    from clew.stats._kernel import Beat, Course, Ledger
 else:
     Beat = getattr(BUILT, "Beat", SlowBeat)
+    Course = getattr(BUILT, "Course", SlowCourse)
     Ledger = getattr(BUILT, "Ledger", SlowLedger)
 
-__all__ = ["Beat", "Ledger"]
+__all__ = ["Beat", "Course", "Ledger"]

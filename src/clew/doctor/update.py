@@ -396,8 +396,9 @@ def _put_back(case: Case) -> Iterator[Found]:
     "clipping-always-on",
     severity="warning",
     watches="clip.norm_before and clip.limit",
-    threshold="50 calls in a row above the limit, and their median above 10 times the limit",
-    silent="clipping that works trims by a factor of 1 to 5, and not always",
+    threshold="all calls from the first above the limit, 50 or more, and their median above 10 times the limit",
+    silent="clipping that works trims by a factor of 1 to 5, and not always; gradients that grow later are no "
+    "limit that is too low",
     hint="the limit sets the step size, not the gradient: raise max_norm, or lower the loss's scale",
     needs=("scalar:clip.norm_before", "steps:50"),
 )
@@ -409,7 +410,9 @@ def clipping_always_on(case: Case) -> Iterator[Found]:
         return
     factor = norms.values[-length:] / np.maximum(limits.values[-length:], 1e-30)
     recent = factor[-max(50, length // 2) :]
-    if np.isfinite(recent).all() and (recent > 1).all() and np.median(recent) > 10:
+    # A limit that let gradients pass at the start is not too low; they have grown since.
+    is_on_always = (recent > 1).all() and (factor > 1).mean() > 0.98
+    if np.isfinite(recent).all() and is_on_always and np.median(recent) > 10:
         yield Found(
             int(norms.steps[-len(recent)]),
             evidence={

@@ -17,7 +17,7 @@ typedef struct {
     long period, warmup_steps, forced_until, thinned, since_last;
 } Ledger;
 
-static PyTypeObject *ledger_type;
+static PyTypeObject *ledger_type, *beat_type;
 static PyObject *str_training, *str_loss;
 
 static int is_due_at(const Ledger *ledger, long step)
@@ -117,24 +117,35 @@ static PyMemberDef beat_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyObject **beat_field(PyObject *self, const PyMemberDef *member)
+/* The object that a member of a type with such a table stands for, or NULL at the end of its objects, which come first. */
+static PyObject **find_field(PyObject *self, const PyMemberDef *member)
 {
     return member->name && member->type == T_OBJECT_EX ? (PyObject **)((char *)self + member->offset) : NULL;
 }
 
-static int traverse_beat(PyObject *self, visitproc visit, void *arg)
+static int visit_fields(PyObject *self, const PyMemberDef *member, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    for (const PyMemberDef *member = beat_members; beat_field(self, member); member++)
-        Py_VISIT(*beat_field(self, member));
+    for (; find_field(self, member); member++)
+        Py_VISIT(*find_field(self, member));
     return 0;
+}
+
+static int clear_fields(PyObject *self, const PyMemberDef *member)
+{
+    for (; find_field(self, member); member++)
+        Py_CLEAR(*find_field(self, member));
+    return 0;
+}
+
+static int traverse_beat(PyObject *self, visitproc visit, void *arg)
+{
+    return visit_fields(self, beat_members, visit, arg);
 }
 
 static int clear_beat(PyObject *self)
 {
-    for (const PyMemberDef *member = beat_members; beat_field(self, member); member++)
-        Py_CLEAR(*beat_field(self, member));
-    return 0;
+    return clear_fields(self, beat_members);
 }
 
 static void free_beat(PyObject *self)
@@ -341,17 +352,6 @@ static PyObject *beat_begin_pass(PyObject *self, PyObject *const *args, Py_ssize
     return PyLong_FromLong(before);
 }
 
-/* end_pass(references): gradients of these are looked at. */
-static PyObject *beat_end_pass(PyObject *self, PyObject *references)
-{
-    Beat *beat = (Beat *)self;
-    switch_phase((Clock *)beat->clock, ((Clock *)beat->clock)->own);
-    set_field(&beat->in_backward, PyLong_FromLong(0));
-    set_field(&beat->backward_at, Py_NewRef(beat->serial));
-    int quiet = beat->probing == Py_False && is_empty(beat->on_pass) && judge_references(references, 1) == IS_FINE;
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(quiet);
-}
-
 /* ---------------------------------------------------------------- the types */
 
 static PyObject *beat_stay_quiet(PyObject *self, PyObject *seconds)
@@ -374,10 +374,6 @@ static PyMethodDef beat_methods[] = {
          "begin_pass(loss, phase) -> int\n\n"
          "Take the loss, unless it is None, of a step that no probe looks at and begin its backward pass, in a phase; return the phase before. -1, with nothing\n"
          "done, leaves it to the general way."),
-    {"end_pass", beat_end_pass, METH_O,
-     "end_pass(references) -> bool\n\n"
-     "End the backward pass that ``begin_pass`` began; return whether the gradients of these tensors, weakly held, are\n"
-     "finite and nobody else is to be told. The phase is clew's own."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -396,21 +392,4 @@ static PyType_Spec beat_spec = {
     beat_slots,
 };
 
-static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **kept)
-{
-    PyObject *type = PyType_FromSpec(spec);
-    if (kept)
-        *kept = (PyTypeObject *)type;
-    return type && PyModule_AddObject(module, name, type) == 0;
-}
-
-/* Add the types to the module. */
-static int add_types(PyObject *module)
-{
-    return intern_names() && intern_leaf_names() && (str_training = PyUnicode_InternFromString("training")) &&
-           (str_loss = PyUnicode_InternFromString("loss")) && add_type(module, "Clock", &clock_spec, &clock_type) &&
-           add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
-           add_type(module, "Leaf", &leaf_spec, NULL) && add_type(module, "Ledger", &ledger_spec, &ledger_type) &&
-           add_type(module, "Beat", &beat_spec, NULL);
-}
 #endif

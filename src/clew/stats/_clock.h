@@ -81,13 +81,17 @@ static PyObject *clock_charge(PyObject *self, PyObject *seconds)
     Py_RETURN_NONE;
 }
 
-static PyObject *clock_mark(PyObject *self, PyObject *unused)
+static void mark_clock(Clock *clock)
 {
-    Clock *clock = (Clock *)self;
-    (void)unused;
     switch_phase(clock, clock->phase);
     memcpy(clock->marked, clock->times, sizeof clock->times);
     clock->is_marked = 1;
+}
+
+static PyObject *clock_mark(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    mark_clock((Clock *)self);
     Py_RETURN_NONE;
 }
 

@@ -480,12 +480,8 @@ PyDoc_STRVAR(list_frames_doc, "list_frames(frame, list)\n\n"
                               "Make a list say of a frame and of each that called it: its identity, its place in its code, and\n"
                               "that. Step after step these are the same, and making them anew would cost most.");
 
-static PyObject *list_frames(PyObject *module, PyObject *const *args, Py_ssize_t n)
+static int put_frames(PyObject *frame, PyObject *list)
 {
-    (void)module;
-    if (!check_count(n, 2))
-        return NULL;
-    PyObject *frame = args[0], *list = args[1];
     Py_ssize_t count = 0;
     Py_INCREF(frame);
     while (frame && frame != Py_None) {
@@ -495,7 +491,13 @@ static PyObject *list_frames(PyObject *module, PyObject *const *args, Py_ssize_t
     }
     int fine = frame && (PyList_Size(list) == count || PyList_SetSlice(list, count, PyList_Size(list), NULL) == 0);
     Py_XDECREF(frame);
-    if (!fine)
+    return fine;
+}
+
+static PyObject *list_frames(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (!check_count(n, 2) || !put_frames(args[0], args[1]))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -544,14 +546,13 @@ PyDoc_STRVAR(copy_memory_doc, "copy_memory(blocks)\n\n"
                               "Copy the states of random generators where numbers were drawn. Blocks are bytes: for each state,\n"
                               "as numbers of eight bytes, where to, where from and how many.");
 
-static PyObject *copy_memory(PyObject *module, PyObject *packed)
+static int copy_blocks(PyObject *packed)
 {
-    (void)module;
     uint64_t block[3];
     char *blocks;
     Py_ssize_t size;
     if (PyBytes_AsStringAndSize(packed, &blocks, &size) < 0)
-        return NULL;
+        return 0;
     for (; size >= (Py_ssize_t)sizeof block; size -= sizeof block, blocks += sizeof block) {
         memcpy(block, blocks, sizeof block);
         char *to = (char *)(uintptr_t)block[0];
@@ -559,5 +560,13 @@ static PyObject *copy_memory(PyObject *module, PyObject *packed)
         if (has_moved(to, from, (size_t)block[2]))
             memcpy(to, from, (size_t)block[2]);
     }
+    return 1;
+}
+
+static PyObject *copy_memory(PyObject *module, PyObject *packed)
+{
+    (void)module;
+    if (!copy_blocks(packed))
+        return NULL;
     Py_RETURN_NONE;
 }

@@ -531,6 +531,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_tray.h"
 #include "_leaf.h"
 #include "_beat.h"
+#include "_course.h"
 #include "_pack.h"
 
 static PyMethodDef methods[] = {

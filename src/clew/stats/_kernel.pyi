@@ -120,6 +120,32 @@ class Ledger:
     def is_due(self, step: int, /) -> bool: ...
     def pay(self, step: int, cost_seconds: float, wall_seconds: float, /) -> None: ...
 
+class Course:
+    """What the end of a usual step touches of a flight recorder; the attributes are those of that."""
+
+    frames: list[tuple[int, int, CodeType]]
+    buffers: list[tuple[torch.Tensor, torch.Tensor]]
+    known: dict[int, Any]
+    blocks: bytes | None
+    spare: Any
+    trees: int
+    passes: int
+    usual_passes: int
+    look_at: int
+    ended: int
+    ends: int
+    ended_at: float
+    step_seconds: float
+    has_loader: bool
+    has_start: bool
+    references: list[weakref.ref[torch.Tensor]]
+    outermost: list[weakref.ref[torch.Tensor]]
+    def keep_pace(self, step: int, /) -> None: ...
+    def end_pass(self, beat: Beat, phase: int, /) -> bool: ...
+    def end_update(
+        self, beat: Beat, entry: object | None, groups: object, keys: tuple[str, ...], phase: int, /
+    ) -> int: ...
+
 class Beat:
     """What a quiet step touches of a recording; the attributes are those of the recorder."""
 
@@ -127,4 +153,3 @@ class Beat:
     def stay_quiet(self, seconds: float, /) -> None: ...
     def begin_call(self, module: object, args: object, kwargs: object, phase: int, /) -> int: ...
     def begin_pass(self, loss: object | None, phase: int, /) -> int: ...
-    def end_pass(self, references: list[weakref.ref[torch.Tensor]], /) -> bool: ...

@@ -17,14 +17,20 @@ static int has_same_under(PyObject *dict, PyObject *other, PyObject *keys)
     return same;
 }
 
+static int has_same_groups(PyObject *dicts, PyObject *others, PyObject *keys)
+{
+    int same = PyList_Check(dicts) && PyList_Check(others) && PyList_Size(dicts) == PyList_Size(others);
+    for (Py_ssize_t i = 0; same && i < PyList_Size(dicts); i++)
+        same = has_same_under(PyList_GetItem(dicts, i), PyList_GetItem(others, i), keys);
+    return same && !PyErr_Occurred();
+}
+
 static PyObject *has_same(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
     if (!has_count(n, 3))
         return NULL;
-    int same = PyList_Check(args[0]) && PyList_Check(args[1]) && PyList_Size(args[0]) == PyList_Size(args[1]);
-    for (Py_ssize_t i = 0; same && i < PyList_Size(args[0]); i++)
-        same = has_same_under(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), args[2]);
+    int same = has_same_groups(args[0], args[1], args[2]);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
 }
 

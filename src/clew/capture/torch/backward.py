@@ -73,22 +73,16 @@ class BackwardLens:
                 self._note_failure(tensors)
                 self._end(before, is_root=True, is_whole=False)
                 raise
-            self._end_quietly(before)
+            try:
+                if not flight.end_pass(recorder, before):
+                    self._end_root()
+                    recorder.clock.switch(before)
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                recorder.guard.fault(error, "end of backward", step=recorder.step)
+                recorder.clock.switch(before)
             return result
 
         return backward
-
-    def _end_quietly(self, before: int) -> None:
-        recorder, flight = self.recorder, self.recorder.flight
-        try:
-            if recorder.end_pass(flight.references if recorder.due else flight.outermost):
-                flight.passes += 1
-            else:
-                self._end_root()
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            recorder.guard.fault(error, "end of backward", step=recorder.step)
-        finally:
-            recorder.clock.switch(before)
 
     def _make_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from clew.capture.beat import Course
 from clew.capture.torch.randomness import RandomStates
 from clew.model.record import new_tuple
 from clew.model.schema import STAT_INDEX
@@ -47,28 +48,37 @@ class RootCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Flight:
+class Flight(Course):
     """State from the beginning of the current step; ``restore`` puts it back, in a copy of the process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.last_batch: Any = None
-        self._frames: list[tuple[int, int, CodeType]] = []
+        self.frames: list[tuple[int, int, CodeType]] = []
         self.has_loader = False
         self.step_call: Callable[[], Any] | None = None
         """Calls the function that the user marked as the step, with the arguments it has now."""
         self.snapshots: SnapshotLens | None = None
         """Takes the state between steps, if snapshots are on."""
+        self.look_at = sys.maxsize
+        """The first step at whose end the snapshots are to be told."""
+        self.ended, self.ends = -1, 0
+        """The step that ended last, and how many optimizers have ended it."""
         self._random = RandomStates()
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.blocks: bytes | None = None
+        """Where the random states lie in memory, if that is all there is to copy."""
+        self.spare = self._random.python
+        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._turn = RandomStates()
         self._turn_buffers: list[torch.Tensor] = []
         self.passes = 0
         """How many backward passes the present step has had."""
         self.usual_passes = 0
         """How many backward passes the last step had."""
-        self._has_start = False
-        self._trees = -1
+        self.has_start = False
+        self.known = recorder.registry.tensors
+        self.trees = -1
+        """How many tensors were known when the buffers among them were looked for."""
         self._shapes: list[torch.Size] = []
         self._rows = Rows(capacity=1)
         self.looked_at = -1
@@ -80,23 +90,23 @@ class Flight:
     @property
     def known_frames(self) -> dict[int, tuple[int, CodeType]]:
         """Frames that were there when the last step ended, by identity: the line each was at, and its code."""
-        return {key: (_find_line(code, place), code) for key, place, code in self._frames}
+        return {key: (_find_line(code, place), code) for key, place, code in self.frames}
 
     def mark_end(self) -> None:
         """A step has ended: remember the frames that hold the loop, and begin the next step here."""
         # Whoever tells of the end is ours, and who told the recorder: the user's frames come behind these.
         frame = sys._getframe(_OWN_FRAMES)
         if KERNEL is not None:
-            KERNEL.list_frames(frame, self._frames)
+            KERNEL.list_frames(frame, self.frames)
         else:
-            self._frames = _list_frames(frame)
+            self.frames = _list_frames(frame)
         if self.snapshots is not None:
             self.snapshots.end_step()
         self.recorder.calls.clear()
         self.usual_passes, self.passes = self.passes, 0
-        if not self.has_loader and not self._has_start:
+        if not self.has_loader and not self.has_start:
             self.mark_start()
-        self._has_start = False
+        self.has_start = False
 
     @property
     def has_gathered(self) -> bool:
@@ -117,12 +127,12 @@ class Flight:
         if self.has_loader:
             return
         if is_last:
-            self._has_start = True
+            self.has_start = True
             self.mark_start()
         elif self.usual_passes > 1:
             self._turn.take()
             with undisturbed():
-                self._turn_buffers = [buffer.detach().clone() for buffer, _ in self._buffers]
+                self._turn_buffers = [buffer.detach().clone() for buffer, _ in self.buffers]
 
     def begin_call(self, call: Callable[[], Any]) -> None:
         """A function that is known to be the step begins: calling it again is the step again."""
@@ -140,7 +150,8 @@ class Flight:
     def mark_start(self) -> None:
         """The body of the loop begins: keep the random states and the buffers as they are now."""
         self._random.take()
-        if self._buffers or len(self.recorder.registry.tensors) != self._trees:
+        self.blocks = self._random.packed if self._random.is_fast else None
+        if self.buffers or len(self.known) != self.trees:
             self._copy_buffers()
 
     def add_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -191,14 +202,14 @@ class Flight:
 
     def start_state(self) -> tuple[RandomBytes, dict[int, torch.Tensor]]:
         """Return the random states and, by the buffers' identities, copies of them from the beginning of the step."""
-        return self._random.export(), {id(buffer): copy for buffer, copy in self._buffers}
+        return self._random.export(), {id(buffer): copy for buffer, copy in self.buffers}
 
     def restore(self, *, to_turn: bool = False) -> None:
         """Put random states and buffers back to the beginning of the step, or of the present turn of its loop."""
-        copies = self._turn_buffers if to_turn else [copy for _, copy in self._buffers]
+        copies = self._turn_buffers if to_turn else [copy for _, copy in self.buffers]
         (self._turn if to_turn else self._random).restore()
         with torch.no_grad():
-            for (buffer, _), copy in zip(self._buffers, copies, strict=True):
+            for (buffer, _), copy in zip(self.buffers, copies, strict=True):
                 if buffer.shape != copy.shape:
                     buffer.data = torch.empty_like(copy)
                 buffer.copy_(copy)
@@ -207,19 +218,19 @@ class Flight:
         count = len(self.recorder.registry.tensors)
         with undisturbed():
             # A queue is swapped for a longer one, an observer makes room: then the copies are made anew.
-            if count != self._trees or [buffer.shape for buffer, _ in self._buffers] != self._shapes:
+            if count != self.trees or [buffer.shape for buffer, _ in self.buffers] != self._shapes:
                 self._find_buffers(count)
-            if self._buffers:
-                torch._foreach_copy_([copy for _, copy in self._buffers], [b for b, _ in self._buffers])
+            if self.buffers:
+                torch._foreach_copy_([copy for _, copy in self.buffers], [b for b, _ in self.buffers])
 
     def _find_buffers(self, count: int) -> None:
         trees = self.recorder.registry.living_trees()
         living = [buffer for tree in trees for entry in tree.buffers if (buffer := entry.ref()) is not None]
         lazy = [buffer for buffer in living if isinstance(buffer, LAZY)]
         kept = [buffer for buffer in living if buffer.device.type == "cpu" and not isinstance(buffer, LAZY)]
-        self._trees = -1 if lazy else count
+        self.trees = -1 if lazy else count
         self._shapes = [buffer.shape for buffer in kept]
-        self._buffers = [(buffer, torch.empty_like(buffer)) for buffer in kept]
+        self.buffers = [(buffer, torch.empty_like(buffer)) for buffer in kept]
 
 
 def _list_frames(frame: FrameType | None) -> list[tuple[int, int, CodeType]]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from clew.capture.torch.flight import Flight
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
@@ -195,24 +196,33 @@ class OptimizerLens:
             with unheard():
                 self._before_step(optimizer, args, kwargs)
             return
-        # A closure may step another optimizer inside; an exception ends a step without telling the hooks.
-        self.depth = _count_running() if self.depth else 1
-        if self.depth == 1:
-            self._before = recorder.clock.switch(CLEW)
-            try:
-                entry = self.entries.get(id(optimizer)) or self.add(optimizer)
-                if recorder.closing and entry.stepped == recorder.serial:
-                    recorder.end_step()
-                if recorder.due:
-                    # With a closure forward and backward are still to come: gradients are measured afterwards.
-                    self._measure_before(entry, optimizer, with_grads=_closure_of(args, kwargs) is None)
-            except Exception as error:  # noqa: BLE001 - ours to answer for
-                recorder.guard.fault(error, "before the optimizer step", step=recorder.step)
-            finally:
-                recorder.clock.switch(OPTIMIZER)
+        if not (self.depth or recorder.due or recorder.closing):
+            self.depth, self._before = 1, recorder.clock.switch(OPTIMIZER)
+        else:
+            self._prepare(optimizer, args, kwargs)
         events = self.events
         if events is not None and (events.signature is not None or events.on_stepping):
             events.before_step(optimizer, args, kwargs)
+
+    def _prepare(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """End the step before where this optimizer begins another, and measure what it is about to use."""
+        recorder = self.recorder
+        # A closure may step another optimizer inside; an exception ends a step without telling the hooks.
+        self.depth = _count_running() if self.depth else 1
+        if self.depth > 1:
+            return
+        self._before = recorder.clock.switch(CLEW)
+        try:
+            entry = self.entries.get(id(optimizer)) or self.add(optimizer)
+            if recorder.closing and entry.stepped == recorder.serial:
+                recorder.end_step()
+            if recorder.due:
+                # With a closure forward and backward are still to come: gradients are measured afterwards.
+                self._measure_before(entry, optimizer, with_grads=_closure_of(args, kwargs) is None)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "before the optimizer step", step=recorder.step)
+        finally:
+            recorder.clock.switch(OPTIMIZER)
 
     @uncompiled
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -227,23 +237,16 @@ class OptimizerLens:
             return
         self.depth -= 1
         if not self.depth:
-            recorder.clock.switch(CLEW)
+            flight, told = recorder.flight, -1
+            entry = self.entries.get(id(optimizer))
             try:
-                entry = self.entries.get(id(optimizer)) or self.add(optimizer)
-                entry.stepped = recorder.serial
-                entry.steps += 1
-                if recorder.due and _closure_of(args, kwargs) is not None:
-                    with torch._C.DisableTorchFunction():
-                        self._pairs_of(entry, optimizer)
-                        self._measure_grads(entry, optimizer)
-                self._record_numbers(entry, optimizer)
-                if recorder.due:
-                    self._measure_after(entry, optimizer)
+                told = flight.end_update(recorder, entry, optimizer.param_groups, _TELLING, self._before)
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
-            finally:
-                recorder.clock.switch(self._before)
-                recorder.mark_end()
+            if told < 0:
+                self._end_update(optimizer, args, kwargs)
+            elif not told:
+                self._tell_snapshots(flight)
         events = self.events
         if events is not None:
             if events.on_stepped:
@@ -253,6 +256,32 @@ class OptimizerLens:
                     events.on_ended()
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 events.fail(error)
+
+    def _tell_snapshots(self, flight: Flight) -> None:
+        if flight.snapshots is not None:
+            flight.snapshots.end_step()
+        self.recorder.clock.switch(self._before)
+
+    def _end_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Take what an optimizer has done; the general way of what ``Flight.end_update`` does in usual steps."""
+        recorder = self.recorder
+        recorder.clock.switch(CLEW)
+        try:
+            entry = self.entries.get(id(optimizer)) or self.add(optimizer)
+            entry.stepped = recorder.serial
+            entry.steps += 1
+            if recorder.due and _closure_of(args, kwargs) is not None:
+                with torch._C.DisableTorchFunction():
+                    self._pairs_of(entry, optimizer)
+                    self._measure_grads(entry, optimizer)
+            self._record_numbers(entry, optimizer)
+            if recorder.due:
+                self._measure_after(entry, optimizer)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
+        finally:
+            recorder.clock.switch(self._before)
+            recorder.mark_end()
 
     def step_was_skipped(self, optimizer: torch.optim.Optimizer) -> None:
         """GradScaler found infinite gradients and left the optimizer out: that is a step, too."""

@@ -54,50 +54,52 @@ class RandomStates:
 
     def __init__(self) -> None:
         self._torch = _Torch()
-        self._python = _Python()
+        self.python = _Python()
         self._numpy = _Numpy()
         self._blocks: tuple[int, ...] = ()
-        self._packed = b""
-        self._is_fast = False
+        self.packed = b""
+        """Where the states lie in memory, and where their copies go."""
+        self.is_fast = False
+        """Whether that is all there is to copy, but for the spare number of Python's."""
 
     def take(self) -> None:
         """Copy the states as they are now."""
-        if self._is_fast and KERNEL is not None:
-            KERNEL.copy_memory(self._packed)
-            self._python.gauss = self._python.instance.gauss_next
+        if self.is_fast and KERNEL is not None:
+            KERNEL.copy_memory(self.packed)
+            self.python.gauss = self.python.instance.gauss_next
             return
         if not self._blocks:
             self._prepare()
         _copy(*self._blocks)
         self._torch.take()
-        self._python.take()
+        self.python.take()
         self._numpy.take()
 
     def _prepare(self) -> None:
         self._numpy.find()
-        parts = (self._torch, self._python, self._numpy)
+        parts = (self._torch, self.python, self._numpy)
         self._blocks = tuple(number for part in parts for number in part.block())
         for part in parts:
             part.take()
-        self._is_fast = all(part.block() for part in parts)
-        self._packed = array("Q", self._blocks).tobytes()
+        self.is_fast = all(part.block() for part in parts)
+        self.packed = array("Q", self._blocks).tobytes()
 
     def is_same(self, other: RandomStates) -> bool:
         """Return whether nothing was drawn between two moments."""
         return (
             self._torch.raw() == other._torch.raw()
-            and self._python.export() == other._python.export()
+            and self.python.export() == other.python.export()
             and self._numpy.export() == other._numpy.export()
         )
 
     def export(self) -> RandomBytes:
         """Return the copied states as bytes, each empty where there is none or it is not plain memory."""
-        return RandomBytes(self._torch.export(), *self._python.export(), self._numpy.export())
+        return RandomBytes(self._torch.export(), *self.python.export(), self._numpy.export())
 
     def restore(self) -> None:
         """Put the copied states back."""
         self._torch.restore()
-        self._python.restore()
+        self.python.restore()
         self._numpy.restore()
 
 

@@ -7,6 +7,7 @@ kept by reference until they are written; one that the training changes in place
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -146,13 +147,10 @@ class SnapshotLens:
         self._inside = False
         self._asked = ""
         self._trouble_at = -1
-        self._ended, self._ends = -1, 0
         self._last = 0
         self._look_at = 0
         self._next = -1
-        self._ended_at = 0.0
         self._flushed_at = perf_counter()
-        self._step_seconds = 0.0
         self._cost, self._size = 0.0, 0
         self._is_ending = False
 
@@ -166,21 +164,24 @@ class SnapshotLens:
         patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next)
         self._companions.install(patches)
         patches.listen(self.recorder.on_trouble, self._note_trouble)
-        self.recorder.flight.snapshots = self
+        flight = self.recorder.flight
+        flight.snapshots, flight.look_at = self, 0
 
     def ask_snapshot(self, reason: str) -> None:
         """Have the state after the present step kept, whatever it costs."""
         self._asked = reason or "asked for"
+        self.recorder.flight.look_at = 0
 
     def close(self) -> None:
         """Write what is left of batches and wait for the thread."""
         if self._given:
-            self._entries.append(self._make_entry(self._ended + 1))
+            self._entries.append(self._make_entry(self.recorder.flight.ended + 1))
             self._given = []
         if not self.recorder.is_child():
             self._flush()
         self.writer.close()
-        self._staging, self.recorder.flight.snapshots = {}, None
+        flight = self.recorder.flight
+        self._staging, flight.snapshots, flight.look_at = {}, None, sys.maxsize
 
     def describe(self) -> list[str]:
         """Return what a reader should know, as sentences."""
@@ -242,6 +243,8 @@ class SnapshotLens:
         if given.random is not None:
             given.size_bytes += 10_000
         self._given.append(given)
+        if not self.recorder.flight.has_loader:  # with a loader each end is told
+            self.recorder.flight.look_at = 0
 
     def _take_calls(self) -> None:
         """Without a loader the arguments of root calls are all that is known of the data."""
@@ -260,23 +263,19 @@ class SnapshotLens:
             return
         self._is_ending = True  # with no call between test and setting, no other thread comes between
         try:
-            step = recorder.step
-            if step == self._ended:
-                self._ends += 1
+            step, flight = recorder.step, recorder.flight
+            if step == flight.ended:
+                flight.ends += 1
             else:
-                self._ended, self._ends, now = step, 1, perf_counter()
-                if self._ended_at:
-                    spent, limit = now - self._ended_at, 1.1 * self._step_seconds
-                    # The shortest of late: a validation pass or a snapshot makes a step look long.
-                    self._step_seconds = spent if spent < limit or not limit else limit
-                self._ended_at = now
+                flight.keep_pace(step)
                 # Without a loader the script makes its data again; only calls right after a snapshot are repeated.
-                has_given = self._given or recorder.flight.has_loader or (step == self._last and self.taken)
+                has_given = self._given or flight.has_loader or (step == self._last and self.taken)
                 if has_given and self._keep_batches:
-                    self._close_entry(step, now)
-            if (step >= self._look_at or self._asked or self._ends > 1) and self._is_due(step + 1):
+                    self._close_entry(step, flight.ended_at)
+            if (step >= self._look_at or self._asked or flight.ends > 1) and self._is_due(step + 1):
                 with unheard():
                     self._take(step + 1)
+            flight.look_at = self._last if self._last > step else self._look_at
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._give_up(error)
         finally:
@@ -308,7 +307,7 @@ class SnapshotLens:
             return False
         size = self._entries[-1].size_bytes
         seconds = max(_ENTRY_SECONDS + _BYTE_SECONDS * size, _SHARE * size / _BYTES_PER_SECOND)
-        return seconds < _SHARE * self._step_seconds or self._trouble_at >= 0
+        return seconds < _SHARE * self.recorder.flight.step_seconds or self._trouble_at >= 0
 
     def _flush(self) -> None:
         entries, self._entries, self._pending_bytes = list(self._entries), deque(), 0
@@ -345,7 +344,7 @@ class SnapshotLens:
     def _is_due(self, step: int) -> bool:
         if self._asked:
             return True
-        if step == self._next and self._ends > 1:
+        if step == self._next and self.recorder.flight.ends > 1:
             return True  # a second optimizer has stepped: the state of a moment ago was not the last
         if self._is_frozen(step):
             return False
@@ -374,7 +373,7 @@ class SnapshotLens:
             # Adam keeps two numbers for each weight; what it really costs is known after the first.
             self._size = 3 * size
             self._cost = _BASE_SECONDS + self._size * _BYTE_SECONDS
-        step_seconds = max(self._step_seconds, 1e-4)
+        step_seconds = max(self.recorder.flight.step_seconds, 1e-4)
         schedule = self.recorder.schedule
         # The step after a snapshot is recorded in full, which costs as well unless every step is.
         cost = self._cost + (schedule.cost if schedule.every != 1 else 0.0)
@@ -418,8 +417,9 @@ class SnapshotLens:
                 step, {name: states.to_arrays(tensors) for name, tensors in files.items()}, state
             )
         )
-        self._ended_at = perf_counter()
-        copying = self._ended_at - started
+        flight = self.recorder.flight
+        flight.ended_at = perf_counter()  # the time of a snapshot is none of a step
+        copying = flight.ended_at - started
         writing = written / (self.taken - 1) if self.taken > 1 else size * _BYTE_SECONDS
         self._cost, self._size = copying + writing, size
 
@@ -480,6 +480,7 @@ class SnapshotLens:
             return
         recorder = self.recorder
         self._trouble_at = recorder.step
+        recorder.flight.look_at = 0
         if kind == "parameter" or not recorder.step:
             return
         random, buffers = recorder.flight.start_state()

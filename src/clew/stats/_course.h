@@ -1,0 +1,257 @@
+/* What a flight recorder keeps of a step, and the end of a usual one: an optimizer has stepped, its numbers are those it
+   had, and the state that the next step begins with is plain memory. It passes without a Python frame; whatever else may
+   be is left, untouched, to the general way in Python, which does the same and more.
+
+   Includes nothing: it is a part of _kernel.c. */
+
+#ifdef HAVE_CLOCK
+
+enum { UNTOLD = 0, TOLD = 1, UNUSUAL = -1 };
+
+static PyObject *str_known_groups, *str_rates, *str_stepped, *str_steps, *str_gauss, *str_gauss_next, *str_instance;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *frames, *buffers, *known, *blocks, *spare, *references, *outermost;
+    long trees, passes, usual_passes, look_at, ended, ends;
+    double ended_at, step_seconds;
+    char has_loader, has_start;
+} Course;
+
+#define COURSE(name, type) {#name, type, offsetof(Course, name), 0, NULL}
+
+static PyMemberDef course_members[] = {
+    COURSE(frames, T_OBJECT_EX),
+    COURSE(buffers, T_OBJECT_EX),
+    COURSE(known, T_OBJECT_EX),
+    COURSE(blocks, T_OBJECT_EX),
+    COURSE(spare, T_OBJECT_EX),
+    COURSE(references, T_OBJECT_EX),
+    COURSE(outermost, T_OBJECT_EX),
+    COURSE(trees, T_LONG),
+    COURSE(passes, T_LONG),
+    COURSE(usual_passes, T_LONG),
+    COURSE(look_at, T_LONG),
+    COURSE(ended, T_LONG),
+    COURSE(ends, T_LONG),
+    COURSE(ended_at, T_DOUBLE),
+    COURSE(step_seconds, T_DOUBLE),
+    COURSE(has_loader, T_BOOL),
+    COURSE(has_start, T_BOOL),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static int traverse_course(PyObject *self, visitproc visit, void *arg)
+{
+    return visit_fields(self, course_members, visit, arg);
+}
+
+static int clear_course(PyObject *self)
+{
+    return clear_fields(self, course_members);
+}
+
+static void free_course(PyObject *self)
+{
+    release_object(self, clear_course);
+}
+
+/* ---------------------------------------------------------------- the pace of the steps */
+
+/* A step has ended: how long it took. The shortest of late counts: a validation pass makes a step look long. */
+static void keep_pace(Course *course, long step, double now)
+{
+    if (course->ended_at != 0.0) {
+        double spent = now - course->ended_at, limit = 1.1 * course->step_seconds;
+        course->step_seconds = spent < limit || limit == 0.0 ? spent : limit;
+    }
+    course->ended = step;
+    course->ends = 1;
+    course->ended_at = now;
+}
+
+static PyObject *course_keep_pace(PyObject *self, PyObject *step)
+{
+    long number = PyLong_AsLong(step);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+    keep_pace((Course *)self, number, read_seconds());
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- the end of a usual pass */
+
+/* end_pass(beat, phase). */
+static PyObject *course_end_pass(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    Course *course = (Course *)self;
+    if (!has_count(n, 2))
+        return NULL;
+    Beat *beat = (Beat *)args[0];
+    Clock *clock = (Clock *)beat->clock;
+    switch_phase(clock, clock->own);
+    set_field(&beat->in_backward, PyLong_FromLong(0));
+    set_field(&beat->backward_at, Py_NewRef(beat->serial));
+    int quiet = beat->probing == Py_False && is_empty(beat->on_pass) &&
+                judge_references(beat->due == Py_True ? course->references : course->outermost, 1) == IS_FINE;
+    if (PyErr_Occurred())
+        return NULL;
+    if (quiet) {
+        course->passes++;
+        switch_phase(clock, (int)read_long(args[1]));
+    }
+    return PyBool_FromLong(quiet);
+}
+
+/* ---------------------------------------------------------------- the end of a usual step */
+
+/* Whether the state that the next step begins with is plain memory, or known by its batch. */
+static int has_plain_start(const Course *course)
+{
+    if (course->has_loader)
+        return 1;
+    return !course->has_start && is_empty(course->buffers) && PyBytes_Check(course->blocks) &&
+           PyDict_Size(course->known) == course->trees;
+}
+
+/* Whether the rates of an optimizer were taken: its groups have the very same ones as when they last were. */
+static int take_rates(Beat *beat, PyObject *entry, PyObject *groups, PyObject *keys)
+{
+    PyObject *known = PyObject_GetAttr(entry, str_known_groups), *rates = PyObject_GetAttr(entry, str_rates);
+    Py_ssize_t end = PyList_Size(beat->scalars);
+    int done = known && rates && has_same_groups(groups, known, keys) &&
+               PyList_SetSlice(beat->scalars, end, end, rates) == 0;
+    Py_XDECREF(known);
+    Py_XDECREF(rates);
+    return done;
+}
+
+static int count_step(Beat *beat, PyObject *entry)
+{
+    int64_t steps = read_integer(entry, str_steps);
+    return !PyErr_Occurred() && PyObject_SetAttr(entry, str_stepped, beat->serial) == 0 &&
+           write_integer(entry, str_steps, steps + 1);
+}
+
+/* The frames that hold the loop are those behind the caller of this, which is ours. */
+static int mark_frames(Course *course)
+{
+    PyObject *own = (PyObject *)PyEval_GetFrame(), *frame = own ? PyObject_GetAttr(own, str_f_back) : NULL;
+    int done = frame && put_frames(frame, course->frames);
+    Py_XDECREF(frame);
+    return done;
+}
+
+static int mark_random(Course *course)
+{
+    if (!copy_blocks(course->blocks))
+        return 0;
+    PyObject *instance = PyObject_GetAttr(course->spare, str_instance);
+    PyObject *gauss = instance ? PyObject_GetAttr(instance, str_gauss_next) : NULL;
+    int done = gauss && PyObject_SetAttr(course->spare, str_gauss, gauss) == 0;
+    Py_XDECREF(instance);
+    Py_XDECREF(gauss);
+    return done;
+}
+
+static int mark_course(Beat *beat, Course *course)
+{
+    if (!mark_frames(course) || PyList_SetSlice(beat->calls, 0, PyList_Size(beat->calls), NULL) < 0)
+        return 0;
+    course->usual_passes = course->passes;
+    course->passes = 0;
+    if (course->has_loader)
+        return 1;
+    keep_pace(course, read_long(beat->step), read_seconds());
+    return mark_random(course);
+}
+
+/* end_update(beat, entry, groups, keys, phase). */
+static PyObject *course_end_update(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    Course *course = (Course *)self;
+    if (!has_count(n, 5))
+        return NULL;
+    Beat *beat = (Beat *)args[0];
+    if (args[1] == Py_None || !PyObject_TypeCheck(args[0], beat_type) || Py_TYPE(beat->clock) != clock_type)
+        return PyLong_FromLong(UNUSUAL);
+    Clock *clock = (Clock *)beat->clock;
+    int before = (int)PyLong_AsLong(args[4]);
+    switch_phase(clock, clock->own);
+    if (beat->due != Py_False || beat->closing != Py_False || read_long(beat->step) >= course->look_at ||
+        !has_plain_start(course) || !take_rates(beat, args[1], args[2], args[3]))
+        return PyErr_Occurred() ? NULL : PyLong_FromLong(UNUSUAL);
+    if (!count_step(beat, args[1]))
+        return NULL;
+    set_flag(&beat->closing, 1);
+    switch_phase(clock, before);
+    mark_clock(clock);
+    switch_phase(clock, clock->own);
+    if (!mark_course(beat, course))
+        return NULL;
+    if (course->has_loader)
+        return PyLong_FromLong(UNTOLD);
+    switch_phase(clock, before);
+    return PyLong_FromLong(TOLD);
+}
+
+static PyMethodDef course_methods[] = {
+    {"keep_pace", course_keep_pace, METH_O,
+     "keep_pace(step)\n\nA step has ended: take how long it took, the shortest of late."},
+    FAST("end_pass", course_end_pass,
+         "end_pass(beat, phase) -> bool\n\n"
+         "End the backward pass that ``begin_pass`` began, and go on in a phase. False, on clew's own time: a gradient may be\n"
+         "bad, or somebody is to be told, which is left to the general way."),
+    FAST("end_update", course_end_update,
+         "end_update(beat, entry, groups, keys, phase) -> int\n\n"
+         "End a step that is not recorded, of which one optimizer has stepped, and go on in a phase. 1: all is done; 0: the\n"
+         "snapshots are still to be told, on clew's own time; -1, with nothing done but that, leaves it to the general way. For\n"
+         "the hook that torch calls: the frames of the loop are those behind it."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot course_slots[] = {
+    {Py_tp_doc, "Course()\n\nWhat the end of a usual step touches of a flight recorder."},
+    {Py_tp_dealloc, free_course},
+    {Py_tp_traverse, traverse_course},
+    {Py_tp_clear, clear_course},
+    {Py_tp_methods, course_methods},
+    {Py_tp_members, course_members},
+    {0, NULL},
+};
+
+static PyType_Spec course_spec = {
+    "clew.stats._kernel.Course", sizeof(Course), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    course_slots,
+};
+
+/* ---------------------------------------------------------------- the types */
+
+static int intern_course_names(void)
+{
+    return (str_known_groups = PyUnicode_InternFromString("known_groups")) &&
+           (str_rates = PyUnicode_InternFromString("rates")) && (str_stepped = PyUnicode_InternFromString("stepped")) &&
+           (str_steps = PyUnicode_InternFromString("steps")) && (str_gauss = PyUnicode_InternFromString("gauss")) &&
+           (str_gauss_next = PyUnicode_InternFromString("gauss_next")) &&
+           (str_instance = PyUnicode_InternFromString("instance"));
+}
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **kept)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (kept)
+        *kept = (PyTypeObject *)type;
+    return type && PyModule_AddObject(module, name, type) == 0;
+}
+
+/* Add the types to the module. */
+static int add_types(PyObject *module)
+{
+    return intern_names() && intern_leaf_names() && intern_course_names() &&
+           (str_training = PyUnicode_InternFromString("training")) &&
+           (str_loss = PyUnicode_InternFromString("loss")) && add_type(module, "Clock", &clock_spec, &clock_type) &&
+           add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
+           add_type(module, "Leaf", &leaf_spec, NULL) && add_type(module, "Ledger", &ledger_spec, &ledger_type) &&
+           add_type(module, "Beat", &beat_spec, &beat_type) && add_type(module, "Course", &course_spec, NULL);
+}
+#endif
