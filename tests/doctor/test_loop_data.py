@@ -350,6 +350,20 @@ def test_unshuffled_data(judge, spelling):
     assert judged.ids == ["D11"], judged
 
 
+def test_classes_one_after_the_other_in_each_batch_are_not_unshuffled(judge):
+    """First the positive pairs, then as many negative ones: every batch has both."""
+    model, loss = mlp(classes=1), F.binary_cross_entropy_with_logits
+    ones, zeros = X[Y > 0], X[Y == 0]
+
+    def draw(size):
+        rows = [part[torch.randint(len(part), (size,))] for part in (ones, zeros)]
+        return torch.cat(rows), torch.cat([torch.ones(size, 1), torch.zeros(size, 1)])
+
+    for size in (200, 48):
+        batches = [draw(size) for _ in range(30)]
+        assert judge(lambda batches=batches: train(batches, model=model, loss=loss)).ids == []
+
+
 # ---------------------------------------------------------------- D17
 
 

@@ -150,8 +150,9 @@ def _may_be_chance(note: dict[str, Any], share: float) -> bool:
     "unshuffled-data",
     severity="warning",
     watches="how often the label changes from one sample to the next",
-    threshold="under a tenth of what a random order gives, over 256 labels or more",
-    silent="shuffled data is at 0.9 to 1.1 of it; windows of one series come in order by right and are near each other",
+    threshold="under a tenth of what a random order gives, over 256 labels or more in several batches that differ",
+    silent="shuffled data is at 0.9 to 1.1 of it; a batch that has all classes may order them; windows of one series "
+    "come in order by right and are near each other",
     hint="shuffle=True",
     needs=("probe:data", "note:label-order"),
     explains=("V03", "V02", "M20", "O08"),
@@ -176,10 +177,12 @@ def unshuffled_data(case: Case) -> Iterator[Found]:
 
 
 def _is_sorted(note: dict[str, Any]) -> bool:
-    """Return whether labels come in long runs; batches of one class each, one after the other, are made so."""
+    """Return whether labels come in long runs over the batches; batches of one class each in turns are made so."""
     expected = note["expected_rate"]
     is_rare = note["change_rate"] < 0.1 * expected and note["border_rate"] < 0.5 * expected
-    return bool(expected > 0.1 and is_rare)
+    # Where each batch has all classes, their order inside it is nobody's concern: first the ones, then the zeros.
+    is_apart = note.get("mixed_rate", 0.0) < 0.8 * expected
+    return bool(expected > 0.1 and is_rare and is_apart)
 
 
 @rule(

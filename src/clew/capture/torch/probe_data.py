@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from operator import ne
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +35,8 @@ _EQUAL_BATCHES: Final = 2
 _SAME_FETCHES: Final = 10
 _MOST_LABELS: Final = 4096
 _FEWEST_LABELS: Final = 256
+_FEWEST_BORDERS: Final = 3
+"""Between so many batches the order is looked at: that inside one batch changes nothing."""
 _ROW_NUMBERS: Final = 64
 _ORDER_ROWS: Final = 64
 _FEWEST_IN_ORDER: Final = 8
@@ -79,6 +81,8 @@ class DataProbe:
         self._waiting: _Fetched | None = None
         self._labels: list[float] = []
         self._borders: list[bool] = []
+        self._mixed: list[tuple[int, float]] = []
+        """Of each batch how many labels it has, and how likely two of them are to differ."""
         self._order_step = -1
         self._rows: list[tuple[int, bytes, np.dtype[Any]]] = []
         """Of each of the first batches how many rows, some numbers of each, and their type."""
@@ -254,6 +258,8 @@ class DataProbe:
         if labels and self._labels:
             self._borders.append(labels[0] != self._labels[-1])
         self._labels += labels
+        if len(labels) > 1:
+            self._mixed.append((len(labels), _differ(labels)))
         if len(self._labels) // _FEWEST_LABELS > before:
             self._tell_order()
 
@@ -276,9 +282,10 @@ class DataProbe:
             self._is_counting = False  # no classes
             return
         changes = sum(map(ne, labels, islice(labels, 1, None)))
-        expected = 1 - sum((count / len(labels)) ** 2 for count in counts.values())
+        expected = _differ(labels)
         rate = changes / (len(labels) - 1)
-        self._is_counting = expected < 0.1 or len(labels) < 2 * _FEWEST_LABELS
+        is_enough = len(labels) >= 2 * _FEWEST_LABELS and len(self._borders) >= _FEWEST_BORDERS
+        self._is_counting = expected < 0.1 or not is_enough
         self.recorder.note(
             "label-order",
             {
@@ -287,6 +294,8 @@ class DataProbe:
                 "change_rate": rate,
                 "expected_rate": expected,
                 "border_rate": sum(self._borders) / max(len(self._borders), 1),
+                "mixed_rate": sum(n * rate for n, rate in self._mixed)
+                / max(sum(n for n, _ in self._mixed), 1),
                 "neighbours": self._compare_neighbours() if rate < 0.5 * expected else 1.0,
             },
         )
@@ -311,6 +320,13 @@ def _find_distance(rows: NDArray[np.float64], apart: int) -> float:
 def _is_data(leaf: torch.Tensor) -> bool:
     is_plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided and not leaf.is_meta
     return is_plain and leaf.grad_fn is None and leaf.dim() > 0 and leaf.numel() > 0
+
+
+def _differ(labels: Sequence[float]) -> float:
+    """Return how likely two of some labels are to differ."""
+    count = len(labels)
+    pairs = count * (count - 1)
+    return 1 - sum(n * (n - 1) for n in Counter(labels).values()) / pairs if pairs else 0.0
 
 
 def _list_labels(given: Iterable[Any]) -> set[int]:
