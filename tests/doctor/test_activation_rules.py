@@ -149,6 +149,7 @@ SATURATED = {
     "tanh module": lambda scale: saturated(nn.Tanh, scale),
     "sigmoid module": lambda scale: saturated(nn.Sigmoid, scale * 4),
     "tanh function": saturated_function,
+    "most of a tanh": lambda scale: saturated(nn.Tanh, scale**0.55),
 }
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from loops import blobs, mlp
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 SGD, Adam = torch.optim.SGD, torch.optim.Adam
 X, Y = blobs(256)
@@ -153,7 +153,18 @@ def method_that_fetches():
         trainer.step()
 
 
+class Stream(IterableDataset):
+    """Samples one after the other; how many is not known."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return zip(X[: self.rows], Y[: self.rows], strict=True)
+
+
 SAME = {
+    "stream": lambda: first_batch_again(DataLoader(Stream(256), 16), mlp(), F.cross_entropy),
     "next iter": lambda: first_batch_again(DataLoader(TensorDataset(X, Y), 16), mlp(), F.cross_entropy),
     "regression": lambda: first_batch_again(
         DataLoader(TensorDataset(X, X[:, :1]), 64), mlp(classes=1), F.mse_loss
@@ -332,7 +343,11 @@ def test_rows_of_whole_numbers_that_are_equal_by_chance_are_no_overlap(judge, lo
 ORDER = Y.argsort()
 BINARY = (Y[ORDER] > 0).float()
 
+IN_RUNS = torch.arange(3).repeat_interleave(480)
+"""So many of each class that one of them ends with a batch, long after the beginning."""
+
 SORTED = {
+    "long runs": lambda: train(lambda: slices(torch.randn(1440, 8) + IN_RUNS[:, None], IN_RUNS)),
     "classes": lambda: train(lambda: slices(X[ORDER], Y[ORDER]), epochs=3),
     "loader": lambda: train(DataLoader(TensorDataset(X[ORDER], Y[ORDER]), 16), epochs=2, model=mlp(layers=3)),
     "binary": lambda: train(
@@ -372,6 +387,21 @@ def short_labels(batch):
     return x, y[:-1]
 
 
+def longer_at_the_end():
+    """The last windows of a series have no target, which only the last batch of many shows."""
+    x, y = torch.randn(1025, 8), torch.randn(1020, 1)
+    train(
+        [(x[i : i + 25], y[i : i + 25]) for i in range(0, 1025, 25)], model=mlp(classes=1), loss=nn.MSELoss()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_mismatch_in_the_last_batch(judge):
+    judged = judge(longer_at_the_end, error=RuntimeError)
+    assert judged.ids == ["D17"], judged
+    assert judged["D17"].evidence["samples"] == [20, 25]
+
+
 MISMATCH = {
     "collate": lambda: train(DataLoader(TensorDataset(X, Y), 16, collate_fn=short_labels)),
     "slices": lambda: train([(X[i : i + 32], Y[i : i + 31]) for i in range(0, 128, 32)]),
@@ -409,6 +439,11 @@ def fixed_batch_to_look_at():
 
 def shuffled_first_batches():
     first_batch_again(DataLoader(TensorDataset(X, Y), 16, shuffle=True), mlp(), F.cross_entropy)
+
+
+def stream_of_one_batch():
+    loader = DataLoader(Stream(32), 32)
+    train(lambda: loader, epochs=20)
 
 
 def own_seed_in_each_worker():
@@ -485,7 +520,7 @@ def sequences_first():
 RIGHT = (
     one_batch_on_purpose, fixed_batch_to_look_at, shuffled_first_batches, own_seed_in_each_worker,
     accuracy_on_the_training_data, accuracy_on_both, targets_from_other_rows, series_in_order, generated_labels,
-    sequences_first, nearest_of_the_training_data,
+    sequences_first, nearest_of_the_training_data, stream_of_one_batch,
 )  # fmt: skip
 
 

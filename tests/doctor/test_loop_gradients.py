@@ -134,7 +134,20 @@ def erased_before_a_step_with_an_idle_closure():
         opt.step(lambda: None)
 
 
+def erased_by_a_callback_that_differentiates():
+    """Something is measured between backward and step, and clears what it finds."""
+    model = mlp(classes=1)
+    optimizer = SGD(model.parameters(), lr=0.05)
+    for x, _ in batches():
+        optimizer.zero_grad()
+        F.mse_loss(model(x), x[:, :1]).backward()
+        model.zero_grad()
+        torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+        optimizer.step()
+
+
 ERASED = [
+    erased_by_a_callback_that_differentiates,
     erased_by_optimizer,
     erased_to_zeros_by_model,
     erased_by_hand,

@@ -26,14 +26,16 @@ _FROM_START: Final = (
 _DIED: Final = "it has died at about step {step}: lower the learning rate, or use LeakyReLU or GELU"
 
 
-def _streaks(case: Case, forms: tuple[str, ...], share: Any) -> list[tuple[dict[str, Any], int]]:
+def _streaks(
+    case: Case, forms: tuple[str, ...], share: Any, *, above: float = 0.9
+) -> list[tuple[dict[str, Any], int]]:
     """Return, for each activation that is ill now, its newest block of batches and the step since when it is."""
     streaks: dict[tuple[str, int, int], tuple[dict[str, Any], int]] = {}
     for note in case.noted("activation"):
         if note["form"] not in forms:
             continue
         key = (note["site"], int(note["units"]), int(note.get("turn", 0)))
-        if share(note) <= 0.9:
+        if share(note) <= above:
             streaks.pop(key, None)
             continue
         began = max(int(note["step"]) - int(note["batches"]) + 1, 0)
@@ -92,7 +94,7 @@ def _is_trained(case: Case, name: str) -> bool:
     "saturated-activation",
     severity="warning",
     watches="sigmoid and tanh that feed another layer, over 10 batches",
-    threshold="over 90 % of the values within 0.01 of an end, in the median batch",
+    threshold="over 60 % of the values within 0.01 of an end, in the median batch: most units pass no gradient",
     silent="healthy layers have up to 11 %; gates and output layers are not looked at",
     hint="scale the initialisation or the input down, or put a normalisation layer before the activation",
     needs=("probe:stats", "steps:10"),
@@ -100,7 +102,7 @@ def _is_trained(case: Case, name: str) -> bool:
 )
 def saturated_activation(case: Case) -> Iterator[Found]:
     """A hidden sigmoid or tanh is saturated."""
-    found = _streaks(case, ("sigmoid", "tanh"), _saturated_share)
+    found = _streaks(case, ("sigmoid", "tanh"), _saturated_share, above=0.6)
     if found:
         note, began = max(found, key=lambda each: _saturated_share(each[0]))
         yield Found(

@@ -53,18 +53,18 @@ def identical_samples(case: Case) -> Iterator[Found]:
     "same-batch-every-step",
     severity="warning",
     watches="the batches that loaders give and training uses",
-    threshold="the same one 10 times, each time from a new iterator of a loader that has more",
+    threshold="the same one 10 times, each time from a new iterator that has more, or is left before its end",
     silent="training on one batch on purpose fetches it once; loaders of one batch have no other",
     hint="make the iterator once, before the loop",
     needs=("probe:data",),
-    explains=("V01", "X04"),
+    explains=("V01", "X04", "T01"),
 )
 def same_batch_every_step(case: Case) -> Iterator[Found]:
     """Every step trains on the first batch of the loader."""
     for note in case.noted("same-batch"):
         yield Found(
             max(int(note["step"]) - note["count"] + 1, 0),
-            evidence={"equal_batches": note["count"], "batches_of_the_loader": note["batches"]},
+            evidence={"equal_batches": note["count"], "batches_of_the_loader": note["batches"] or "unknown"},
             source=note["source"],
             hint="next(iter(loader)) in the loop starts at the first batch each time: write `for batch in loader`",
         )
@@ -179,7 +179,9 @@ def unshuffled_data(case: Case) -> Iterator[Found]:
 def _is_sorted(note: dict[str, Any]) -> bool:
     """Return whether labels come in long runs over the batches; batches of one class each in turns are made so."""
     expected = note["expected_rate"]
-    is_rare = note["change_rate"] < 0.1 * expected and note["border_rate"] < 0.5 * expected
+    # The first change of class may come right between two of the few batches that were seen.
+    has_few_borders = note["border_rate"] < max(0.5 * expected, 1.5 / max(note.get("borders", 0), 6))
+    is_rare = note["change_rate"] < 0.1 * expected and has_few_borders
     # Where each batch has all classes, their order inside it is nobody's concern: first the ones, then the zeros.
     is_apart = note.get("mixed_rate", 0.0) < 0.8 * expected
     return bool(expected > 0.1 and is_rare and is_apart)

@@ -67,6 +67,10 @@ class BatchLens:
             before = recorder.clock.switch(DATA)
             try:
                 batch = original(iterator)
+            except StopIteration:
+                if recorder.on_exhausted:
+                    recorder.ask(recorder.on_exhausted, iterator)
+                raise
             finally:
                 self._inside = False
                 recorder.clock.switch(before)

@@ -91,6 +91,7 @@ class DataProbe:
     def install(self, patches: Patches) -> None:
         """Begin to see batches, inputs and labels."""
         patches.listen(self.recorder.on_batch, self._see_batch)
+        patches.listen(self.recorder.on_exhausted, self._see_exhausted)
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_each_loss, self._see_loss)
         self.recorder.note("probe", {"probe": "data"})
@@ -116,13 +117,17 @@ class DataProbe:
             self._fetched.clear()  # an iterator that goes on is no iterator made anew for each batch
             return
         length = _length(iterator)
-        if length < 2:
+        if length == 1:
             return
         seen = self._fetched.setdefault(id(getattr(iterator, "_dataset", None)), _Fetched())
         values = _glance(leaf for _, leaf in walk(batch))
         seen.same = seen.same + 1 if values == seen.values else 1
         seen.values, seen.length = values, length
         self._waiting = seen
+
+    def _see_exhausted(self, iterator: Any) -> None:
+        """An iterator came to its end: whoever loops over it takes all there is, if that is one batch."""
+        self._fetched.pop(id(getattr(iterator, "_dataset", None)), None)
 
     def _see_sizes(self, batch: Any) -> None:
         """Features and labels that do not belong together: so many of one, another number of the other."""
@@ -294,6 +299,7 @@ class DataProbe:
                 "change_rate": rate,
                 "expected_rate": expected,
                 "border_rate": sum(self._borders) / max(len(self._borders), 1),
+                "borders": len(self._borders),
                 "mixed_rate": sum(n * rate for n, rate in self._mixed)
                 / max(sum(n for n, _ in self._mixed), 1),
                 "neighbours": self._compare_neighbours() if rate < 0.5 * expected else 1.0,

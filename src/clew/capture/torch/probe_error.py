@@ -59,11 +59,18 @@ class ErrorProbe:
                 "message": str(error)[:_LONGEST],
                 "source": f"{last.f_code.co_filename}:{line}" if last is not None else "",
                 "after_forward": self.recorder.has_output,
-                "inputs": [list(shape) for shape in self._inputs] if self.recorder.has_output else [],
+                "inputs": [list(shape) for shape in self._find_inputs()] if self.recorder.has_output else [],
                 "batch": [list(leaf.shape) for _, leaf in walk(self.recorder.flight.last_batch)][:8],
                 **_find_operands([frame for frame, _ in frames]),
             },
         )
+
+    def _find_inputs(self) -> list[torch.Size]:
+        """Return the shapes of what the model was given last: in this step, or in the first ones."""
+        for call in reversed(self.recorder.calls):
+            if has_parameters(call.module):
+                return [leaf.shape for leaf in list_leaves((call.args, call.kwargs))[:8]]
+        return self._inputs
 
 
 def _list_frames(error: BaseException) -> list[tuple[FrameType, int]]:

@@ -110,7 +110,7 @@ class GradientProbe:
         self._passes = 0
         self._passes_before = 0
         self._is_fresh = False
-        """A forward with gradients has no backward yet."""
+        """A forward with gradients has not been differentiated yet."""
         self._clip: _Clip | None = None
         self._cleared_at = ""
         self._pass_line = ""
@@ -121,6 +121,7 @@ class GradientProbe:
         """Begin to follow gradients."""
         patches.listen(self.recorder.on_root, self._see_root)
         patches.listen(self.recorder.on_pass, self._see_pass)
+        patches.listen(self.recorder.on_grad, self._see_grad)
         patches.listen(self.recorder.on_derived, self._see_derived)
         patches.listen(self.events.on_made, self._add)
         patches.listen(self.events.on_cleared, self._see_cleared)
@@ -176,6 +177,10 @@ class GradientProbe:
                     held.produced = now
                     if state.is_testing:
                         held.was_nonzero = not _is_zero(held.parameter.grad)
+
+    def _see_grad(self) -> None:
+        """A forward was for ``autograd.grad``, which leaves no gradient for the step."""
+        self._is_fresh = False
 
     def _see_derived(self, inputs: Any, derivatives: Any) -> None:
         """Keep what may be put into ``.grad`` by hand."""

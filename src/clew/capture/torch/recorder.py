@@ -184,6 +184,8 @@ class Recorder(Beat):
         """Probes: called after it with what it was to derive by, and the derivatives."""
         self.on_batch: list[Callable[[Any, Any], None]] = []
         """Probes: called with a loader's iterator and the batch it has given."""
+        self.on_exhausted: list[Callable[[Any], None]] = []
+        """Probes: called with a loader's iterator that has no more batches."""
         self.on_trouble: list[Callable[[str, str], None]] = []
         """Probes: called with what is bad (loss, gradient, parameter) and its name, before it is explained."""
         self.on_error: list[Callable[[BaseException], None]] = []
