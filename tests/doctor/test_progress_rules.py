@@ -389,5 +389,27 @@ def test_exploding(judge, make):
     assert judge(lambda: exploding(False, model=make())).ids == []
 
 
+def grow_little_by_little(judge, *, by):
+    """A recurrent net on ever longer sequences, with an optimizer that divides by what gradients are."""
+
+    def train():
+        net, head = nn.RNN(2, 32, batch_first=True), nn.Linear(32, 1)
+        with torch.no_grad():
+            net.weight_hh_l0.normal_(std=by / 32**0.5)
+        optimizer = Adam([*net.parameters(), *head.parameters()], lr=1e-5)
+        for step in range(100):
+            x = torch.randn(16, 4 + step, 2)
+            optimizer.zero_grad()
+            (head(net(x)[0][:, -1]) - x[:, -1, :1]).square().mean().backward()
+            optimizer.step()
+
+    return judge(train, every=1)
+
+
+def test_gradients_that_explode_little_by_little(judge):
+    assert "N06" in grow_little_by_little(judge, by=3.0).all_ids
+    assert grow_little_by_little(judge, by=0.9).ids == []
+
+
 def test_clipping_handles_an_explosion(judge):
     assert "N06" not in judge(lambda: exploding(True, clip=True)).all_ids

@@ -12,11 +12,16 @@ from clew.doctor.rule import Found, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from clew.doctor.case import Case
     from clew.doctor.measure import Losses
 
 _FIRST: Final = 20
 _FULL: Final = 0.01
+_ORDERS: Final = 5
+_SMALLEST: Final = -2
+"""Of gradients that grow little by little, by so many powers of ten from one that is no smaller than this."""
 _FLAT_STEPS: Final = 14
 """Outputs that are all the same, or units that are dead, are told of after 10: these would be the cause."""
 
@@ -122,7 +127,8 @@ def _is_embedding(case: Case, site: int) -> bool:
     "exploding-gradient",
     severity="warning",
     watches="grad_norm against its own history",
-    threshold="three recorded steps in a row 100 times and 8 robust deviations above the median, and a worse loss",
+    threshold="three recorded steps in a row 100 times and 8 robust deviations above the median, and a worse loss; or "
+    "100,000 times the first norms, and a loss that is no better",
     silent="a single spike, or a norm that clipping handles, is no explosion",
     hint="clip the gradient norm, lower the learning rate, or look at the layer where the growth starts",
     needs=("scalar:grad_norm", "steps:20"),
@@ -141,6 +147,34 @@ def exploding_gradient(case: Case) -> Iterator[Found]:
     values, steps = values[good], norms.steps[good]
     if len(values) < 10 + needed:
         return
+    yield from _find_sudden(case, loss, steps, values, needed) or _find_gradual(case, loss, steps, values)
+
+
+def _find_gradual(
+    case: Case, loss: Losses, steps: NDArray[np.int64], values: NDArray[np.float64]
+) -> list[Found]:
+    """Norms that have grown by orders of magnitude little by little; optimizers that divide by them hide that."""
+    first = float(np.median(values[:_FIRST]))
+    # Before anything was there to learn from, gradients may be nothing at all.
+    far = np.flatnonzero(values > max(first, _SMALLEST) + _ORDERS)
+    if len(far) < 3 or far[-1] != len(values) - 1 or not _is_no_better(loss, int(steps[far[0]])):
+        return []
+    evidence = {
+        "grad_norm": round_number(float(10 ** values[-1])),
+        "first_norms": round_number(float(10**first)),
+    }
+    at = int(steps[far[0]])
+    return [Found(at, site=_find_growth(case, at), evidence=evidence)]
+
+
+def _is_no_better(loss: Losses, step: int) -> bool:
+    first, after = loss.values[:_FIRST], loss.values[loss.steps >= step]
+    return bool(len(after)) and not float(np.median(after)) < 0.5 * abs(float(np.median(first)))
+
+
+def _find_sudden(
+    case: Case, loss: Losses, steps: NDArray[np.int64], values: NDArray[np.float64], needed: int
+) -> list[Found]:
     # The median is no lower than the lowest: most steps need no closer look.
     lowest = roll(values, 50, np.min)
     for at in (np.flatnonzero(values[1:] > lowest[:-1] + 2) + 1).tolist():
@@ -150,15 +184,12 @@ def exploding_gradient(case: Case) -> Iterator[Found]:
         middle = float(np.median(before))
         spread = max(1.4826 * float(np.median(np.abs(before - middle))), 0.15)
         if (last > middle + max(2, 8 * spread)).all() and _is_worse(loss, int(steps[at])):
-            yield Found(
-                int(steps[at]),
-                site=_find_growth(case, int(steps[at])),
-                evidence={
-                    "grad_norm": round_number(float(10 ** last[0])),
-                    "median_before": round_number(float(10**middle)),
-                },
-            )
-            return
+            evidence = {
+                "grad_norm": round_number(float(10 ** last[0])),
+                "median_before": round_number(float(10**middle)),
+            }
+            return [Found(int(steps[at]), site=_find_growth(case, int(steps[at])), evidence=evidence)]
+    return []
 
 
 def _is_worse(loss: Losses, step: int) -> bool:
