@@ -160,11 +160,17 @@ class Recording:
         self._snapshots = keep_snapshots(
             self._session, self._writer.rank_folder, self.settings, tell=self.tell
         )
+        self._session.recorder.spent_elsewhere = self._add_up_threads
         self._session.start()
         self._stopping = self._make_stopping()
         self._stopping.start()
         self._ending = Ending(self._save, self._leave, tell=self._tell_end)
         self._ending.start()
+
+    def _add_up_threads(self) -> float:
+        """Return the seconds that clew's own threads have taken."""
+        writers = (self._writer, self._snapshots.writer if self._snapshots is not None else None)
+        return sum(writer.cpu_seconds for writer in writers if writer is not None)
 
     def _give_up(self) -> None:
         """Leave everything as it was found: the recording could not begin."""

@@ -14,8 +14,8 @@ _BANK_STEPS: Final = 2.0
 
 
 _SEEN: Final = 0.7
-"""Part of the budget for what the clock sees. Torch calling our hooks, caches left cold and the threads that write make
-up the rest, by measurements against the plain loop."""
+"""Part of the budget for what the clock and those of clew's threads see. Torch calling our hooks and caches left cold
+make up the rest, by measurements against the plain loop."""
 
 _PROBE_EVERY: Final = 25
 _PROBE_SHARE: Final = 20
@@ -66,6 +66,11 @@ class Schedule(Ledger):
     def is_first(self, step: int, *, steps: int) -> bool:
         """Return whether a step is among the first so many of the run, or since the rules look again."""
         return step - self._looks_from < steps
+
+    def charge(self, seconds: float) -> None:
+        """Take note of what clew's own threads have cost since the last time."""
+        if self.share:
+            self.bank -= seconds
 
     def account(self, step: int, cost_seconds: float, wall_seconds: float, *, was_due: bool) -> None:
         """Take note of what a finished step took in all, and how much of that was clew."""

@@ -22,6 +22,9 @@ _NOT_HELD: Final = ("memory.process_peak", "memory.kept")
 _WORTH_SECONDS: Final = 1.0
 """Waiting of a whole run that is worth a word."""
 
+_MOST_WAITING: Final = 0.6
+"""Healthy loaders without workers were seen to take up to 0.55 of a small model's time."""
+
 _PHASES: Final = ("rest", "data", "forward", "eval", "backward", "optimizer")
 
 
@@ -30,8 +33,8 @@ _PHASES: Final = ("rest", "data", "forward", "eval", "backward", "optimizer")
     "input-bound",
     severity="warning",
     watches="time.data against the time of a step",
-    threshold="over half of the time of 50 steps is waiting for the loader: 5 ms of the median step and 1 s in all",
-    silent="small data costs less than 5 ms, and a short run has nothing to win",
+    threshold="over 60 % of the time of 50 steps is waiting for the loader: 5 ms of the median step and 1 s in all",
+    silent="small data costs less than 5 ms, a short run has nothing to win; loaders without workers take up to half",
     hint="give the DataLoader workers (num_workers, prefetch_factor, pin_memory), or make __getitem__ cheaper",
     needs=("scalar:time.data", "steps:50"),
 )
@@ -48,10 +51,10 @@ def input_bound(case: Case) -> Iterator[Found]:
     typical = float(np.median(data.values[recent]))
     if (
         len(data) >= 50
-        and share > 0.5
+        and share > _MOST_WAITING
         and typical > 0.005
         and float(data.values.sum()) > _WORTH_SECONDS
-        and typical > 0.5 * float(np.median(whole[recent]))
+        and typical > _MOST_WAITING * float(np.median(whole[recent]))
     ):
         yield Found(
             int(data.steps[recent][0]),

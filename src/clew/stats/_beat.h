@@ -7,7 +7,7 @@
 #ifdef HAVE_CLOCK
 #include <structmember.h>
 
-enum { LONGEST_GAP = 1000, SIXTEEN = 16 };
+enum { LONGEST_GAP = 1000, FIRST_STEPS = 16, SELDOM = 64 };
 
 /* ---------------------------------------------------------------- what steps may cost */
 
@@ -96,7 +96,7 @@ typedef struct {
     PyObject *backward_at, *closing, *due, *probing, *prompt, *is_followed, *has_output;
     PyObject *keys, *scalars, *batches, *waiting, *calls, *backlog, *no_rows;
     PyObject *last_loss, *lowest_loss;
-    PyObject *calm, *on_root, *on_pass, *on_each_loss, *on_end, *on_sixteenth;
+    PyObject *calm, *on_root, *on_pass, *on_each_loss, *on_end, *on_seldom;
     PyObject *schedule, *clock, *call_type, *scalar_type;
     double quiet_until;
     long longest_backlog;
@@ -111,7 +111,7 @@ static PyMemberDef beat_members[] = {
     FIELD(batches),       FIELD(waiting),     FIELD(calls),       FIELD(backlog),
     FIELD(no_rows),       FIELD(last_loss),   FIELD(lowest_loss), FIELD(calm),
     FIELD(on_root),       FIELD(on_pass),     FIELD(on_each_loss), FIELD(on_end),
-    FIELD(on_sixteenth),  FIELD(schedule),    FIELD(clock),       FIELD(call_type),
+    FIELD(on_seldom),  FIELD(schedule),    FIELD(clock),       FIELD(call_type),
     FIELD(scalar_type),   FIELD(backward_at), FIELD(is_followed),
     {"longest_backlog", T_LONG, offsetof(Beat, longest_backlog), 0, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -209,7 +209,7 @@ static int may_end_quietly(const Beat *beat)
     return PyObject_TypeCheck(beat->schedule, ledger_type) && beat->closing == Py_True && beat->due == Py_False && beat->prompt == Py_False &&
            beat->is_followed == Py_False && is_empty(beat->keys) &&
            is_empty(beat->waiting) && is_empty(beat->on_end) &&
-           (is_empty(beat->on_sixteenth) || (step >= SIXTEEN && (step + 1) % SIXTEEN)) &&
+           (is_empty(beat->on_seldom) || (step >= FIRST_STEPS && (step + 1) % SELDOM)) &&
            PyList_Size(beat->backlog) + 1 < beat->longest_backlog && read_seconds() < beat->quiet_until;
 }
 

@@ -28,14 +28,16 @@ class Summary:
     def add(self, records: Iterable[StepRecord]) -> None:
         """Count more steps."""
         for record in records:
-            is_partial = any(scalar.name == "clew.partial" for scalar in record.scalars)
+            is_partial = False
+            for name, value, _ in record.scalars:
+                if name == "loss":
+                    self.loss = float(value)
+                elif name == "clew.partial":
+                    is_partial = True
             self.steps += record.step != self.last_step and not is_partial
             self.first_step = record.step if self.first_step < 0 else self.first_step
             self.last_step = record.step
             self.rows += len(record)
-            for scalar in record.scalars:
-                if scalar.name == "loss":
-                    self.loss = float(scalar.value)
 
 
 def read_summary(folder: Path, rank: int) -> Summary:

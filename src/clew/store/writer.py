@@ -66,6 +66,8 @@ class Writer:
         self.stopped = ""
         self.before_flush: Callable[[], None] | None = None
         """Called by the writing thread before it writes: whoever holds records back hands them over now."""
+        self.cpu_seconds = 0.0
+        """What the threads have spent so far: on a busy machine the training pays for it."""
         self._info = replace(info, state="recording")
         self._flush_seconds = max(flush_seconds, 0.001)
         self._quota = quota_bytes
@@ -227,9 +229,11 @@ class Writer:
                 self._gate.wait_for(self._is_urgent, self._flush_seconds)
                 if self._is_closed:
                     return
+            before = time.thread_time()
             if self.before_flush is not None:
                 self.before_flush()
             self._flush()
+            self.cpu_seconds += time.thread_time() - before
 
     def _is_urgent(self) -> bool:
         return self._is_closed or self._pending_bytes >= PENDING_BYTES
@@ -319,8 +323,11 @@ class Writer:
 
     def _seal(self) -> None:
         _log.debug("sealing what is waiting in %s", self.rank_folder)
+        before = time.thread_time()
         for table in self._tables.values():
             self._attempt(table.seal_waiting)
+        if threading.current_thread() is self._sealer:
+            self.cpu_seconds += time.thread_time() - before
 
     # --- limits and faults ---
 

@@ -15,7 +15,7 @@ _PLAIN: Final = (bool, int, float, str)
 
 
 class ArgumentProbe:
-    """Looks at the ends of steps, of later ones at every sixteenth: reading what did not change is cheap, not free."""
+    """Looks at the ends of steps, of later ones seldom: reading what did not change is cheap, not free."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -24,7 +24,7 @@ class ArgumentProbe:
 
     def install(self, patches: Patches) -> None:
         """Begin to look."""
-        patches.listen(self._recorder.on_sixteenth, self._look)
+        patches.listen(self._recorder.on_seldom, self._look)
 
     def _look(self) -> None:
         if len(self._recorder.registry.modules) != self._count:

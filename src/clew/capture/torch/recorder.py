@@ -50,7 +50,8 @@ _STEPS_AFTER_FINDING: Final = 3
 _MOST_BAD_STEPS: Final = 10
 _MEMORY_SECONDS: Final = 0.1
 _LONGEST_BACKLOG: Final = 32
-_SIXTEEN: Final = 16
+_FIRST_STEPS: Final = 16
+_SELDOM: Final = 64
 _BACKLOG_SECONDS: Final = 0.25
 _SAVE_SECONDS: Final = 1.0
 
@@ -164,6 +165,9 @@ class Recorder(Beat):
         self.last_loss: float | None = None
         self.lowest_loss = (inf, -2)
         """The lowest loss so far and its step."""
+        self.spent_elsewhere: Callable[[], float] = lambda: 0.0
+        """Returns the seconds that clew's own threads have taken so far, which the training's clock does not see."""
+        self._spent_elsewhere = 0.0
 
     def _make_room_for_probes(self) -> None:
         self.on_call: list[Callable[[Call], None]] = []
@@ -196,8 +200,8 @@ class Recorder(Beat):
         """Probes: called with each root of a backward pass before it runs, its graph still whole."""
         self.on_end: list[Callable[[], None]] = []
         """Called in the training's own thread after a step has ended and before the next one begins."""
-        self.on_sixteenth: list[Callable[[], None]] = []
-        """Called as ``on_end``, in the first sixteen steps and every sixteenth."""
+        self.on_seldom: list[Callable[[], None]] = []
+        """Called as ``on_end``, in the first steps and seldom afterwards."""
         self.prompt = False
         """Whether each step is handed over at once: somebody acts on it."""
         self.is_followed = False
@@ -419,8 +423,8 @@ class Recorder(Beat):
         self.end_step()
         if self.on_end:
             self.ask(self.on_end)
-        if self.on_sixteenth and (self.step <= _SIXTEEN or not self.step % _SIXTEEN):
-            self.ask(self.on_sixteenth)
+        if self.on_seldom and (self.step <= _FIRST_STEPS or not self.step % _SELDOM):
+            self.ask(self.on_seldom)
 
     def mark_end(self) -> None:
         """An optimizer has stepped: the step ends here unless another optimizer follows at once."""
@@ -491,6 +495,10 @@ class Recorder(Beat):
         """Work off the backlog: records to the sink, numbers to whoever shows them."""
         with self.lock:
             self._handed_over_at = perf_counter()
+            spent, before = self.spent_elsewhere(), self._spent_elsewhere
+            if self.step > self.schedule.warmup_steps:  # what the first steps cost is not counted
+                self.schedule.charge(spent - before)
+            self._spent_elsewhere = spent
             backlog, self.backlog = self.backlog, []
             changes = self.sites.take_changes()
             if changes:

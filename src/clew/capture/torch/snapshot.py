@@ -34,8 +34,13 @@ if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
 
 _SHARE: Final = 0.01
-"""Share of the time that snapshots may take, copying and writing together."""
+_SHARE_OF_BUDGET: Final = 1 / 6
+"""Share of the time that snapshots may take, copying and writing together, and of the time that clew may take."""
 _SHORTEST: Final = 10
+_WAITING: Final = 16
+_PATIENCE: Final = 3
+"""While clew has spent more than its budget a snapshot waits: it is asked for again after so many steps, for so many
+periods."""
 _BYTES_PER_SECOND: Final = 4_000_000
 """What snapshots, and likewise batches, may write on average: a disk is not for wearing out."""
 _AHEAD: Final = 2
@@ -130,6 +135,8 @@ class SnapshotLens:
         self._is_one_of_many = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
         word, _, number = settings.snapshots.partition(":")
         self._fixed = int(number) if word == "every" else None
+        budget = settings.budget if settings.every is None else None
+        self._share = _SHARE if budget is None else min(_SHARE, _SHARE_OF_BUDGET * budget)
         self._limit = limit_bytes
         # Batches that are written together must leave room for others, or they would push themselves out.
         self._flush_bytes = min(_FLUSH_BYTES, limit_bytes // 4)
@@ -306,8 +313,8 @@ class SnapshotLens:
         if self.recorder.flight.has_loader is False or not self._entries:
             return False
         size = self._entries[-1].size_bytes
-        seconds = max(_ENTRY_SECONDS + _BYTE_SECONDS * size, _SHARE * size / _BYTES_PER_SECOND)
-        return seconds < _SHARE * self.recorder.flight.step_seconds or self._trouble_at >= 0
+        seconds = max(_ENTRY_SECONDS + _BYTE_SECONDS * size, self._share * size / _BYTES_PER_SECOND)
+        return seconds < self._share * self.recorder.flight.step_seconds or self._trouble_at >= 0
 
     def _flush(self) -> None:
         entries, self._entries, self._pending_bytes = list(self._entries), deque(), 0
@@ -348,8 +355,8 @@ class SnapshotLens:
             return True  # a second optimizer has stepped: the state of a moment ago was not the last
         if self._is_frozen(step):
             return False
-        if self._fixed is None and self.writer.is_busy:
-            return False
+        if self._fixed is None and (self.writer.is_busy or not self.recorder.flight.step_seconds):
+            return False  # the first step has no pace yet
         self.every = self._fixed or self._choose_period()
         left = self._last + self.every - step
         if self._is_one_of_many and not self._fixed:
@@ -358,9 +365,19 @@ class SnapshotLens:
             left = -step % self.every
             self._look_at = step + left - 1
             return not left
+        if left <= 0 and self._must_wait(left):
+            self._look_at = step + _WAITING - 1
+            return False
         # What a step takes changes little by little: no need to ask before half of the way is gone.
         self._look_at = step + (left if self._fixed else left // 2) - 1
         return left <= 0
+
+    def _must_wait(self, left: int) -> bool:
+        """Whether the budget has to recover first; one that never does is passed over in the end."""
+        schedule, every = self.recorder.schedule, self.every or 1
+        return (
+            self._fixed is None and schedule.every is None and schedule.bank < 0 and left > -_PATIENCE * every
+        )
 
     def _is_frozen(self, step: int) -> bool:
         """After trouble nothing may push out the state from before it."""
@@ -377,7 +394,7 @@ class SnapshotLens:
         schedule = self.recorder.schedule
         # The step after a snapshot is recorded in full, which costs as well unless every step is.
         cost = self._cost + (schedule.cost if schedule.every != 1 else 0.0)
-        steps = max(cost / (_SHARE * step_seconds), self._size / (_BYTES_PER_SECOND * step_seconds))
+        steps = max(cost / (self._share * step_seconds), self._size / (_BYTES_PER_SECOND * step_seconds))
         return max(_SHORTEST, int(steps) + 1)
 
     def _take(
