@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import tempfile
 import time
@@ -44,6 +45,9 @@ class Cost:
     wall_quartiles: tuple[float, float]
     cpu: float
     cpu_quartiles: tuple[float, float]
+    cpu_mean: float
+    cpu_error: float
+    """Mean and standard error of the processor's ratios: what a thinned recording does seldom is in no median."""
     undisturbed: float
     """Ratio of the fastest quarter of single steps on each side: what is left of the cost on a busy machine."""
     plain_ms: float
@@ -115,6 +119,8 @@ def _summarise(pairs: list[tuple[Spent, Spent]], block: int) -> Cost:
         wall_quartiles=_quartiles(wall),
         cpu=statistics.median(cpu),
         cpu_quartiles=_quartiles(cpu),
+        cpu_mean=statistics.mean(cpu),
+        cpu_error=statistics.stdev(cpu) / math.sqrt(len(cpu)) if len(cpu) > 1 else 0.0,
         undisturbed=_fast(recorded for _, recorded in pairs) / _fast(plain for plain, _ in pairs),
         plain_ms=1000 * statistics.median(plain.wall for plain, _ in pairs) / block,
         rounds=len(pairs),

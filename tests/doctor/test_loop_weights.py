@@ -169,8 +169,43 @@ def other_object(file):
     torch.save(kept.state_dict(), file)
 
 
+def saved_in_the_loop(file, *, where, evaluates=False, gathers=1):
+    """Save every fifth step, at one place of the loop."""
+    model = mlp()
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    for step in range(30):
+        optimizer.zero_grad()
+        for part in range(gathers):
+            rows = slice(64 * part, 64 * part + 64)
+            (F.cross_entropy(model(X[rows]), Y[rows]) / gathers).backward()
+        is_due = step % 5 == 4
+        if is_due and evaluates:
+            with torch.no_grad():
+                model(X[192:])
+        if is_due and where == "before":
+            torch.save({"model": model.state_dict(), "step": step}, file)
+        optimizer.step()
+        if is_due and where == "after":
+            torch.save({"model": model.state_dict(), "step": step}, file)
+
+
+def saved_before_the_step(file):
+    saved_in_the_loop(file, where="before")
+
+
+def test_what_is_saved_in_the_loop_and_right(judge, tmp_path):
+    for settings in (
+        {"where": "after"},
+        {"where": "before", "evaluates": True},
+        {"where": "before", "gathers": 3},
+    ):
+        judged = judge(lambda settings=settings: saved_in_the_loop(tmp_path / "saved.pt", **settings))
+        assert judged.ids == [], (settings, judged)
+
+
 @pytest.mark.parametrize(
-    "spelling", [first_weights, best_that_is_no_copy, best_in_another_dict, other_object]
+    "spelling",
+    [first_weights, best_that_is_no_copy, best_in_another_dict, other_object, saved_before_the_step],
 )
 def test_stale_checkpoint(judge, spelling, tmp_path):
     judged = judge(lambda: spelling(tmp_path / "saved.pt"))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from clew.doctor.case import Case
 
 _STALE: Final = {
+    "before its step": "the checkpoint{at} is saved after backward and before the optimizer's step: it lacks the "
+    "update of the step it is named after; save after optimizer.step()",
     "an earlier state": "the weights saved{at} are those of {behind} steps before: save model.state_dict() itself, "
     "after the step",
     "not a copy": "the state_dict kept at step {since} shares its memory with the model and has changed with it: keep "
@@ -94,8 +96,10 @@ def _tell_names(note: dict[str, Any]) -> str:
     "stale-checkpoint",
     severity="warning",
     watches="weights that are saved, and those that the model holds or has held after each step",
-    threshold="exactly those of an earlier step, or a kept state that has changed with the model",
-    silent="averages are those of no step; copies from an evaluation or the lowest loss are kept on purpose",
+    threshold="exactly those of an earlier step, a kept state that has changed with the model, or 2 saved between "
+    "backward and step",
+    silent="what was evaluated before the step is saved before it; averages are those of no step; copies "
+    "from an evaluation or the lowest loss are kept on purpose",
     hint="save model.state_dict() after the step; keep copies with copy.deepcopy",
     needs=("probe:checkpoint", "optimizer"),
 )

@@ -31,6 +31,7 @@ _EVERY_STEP: Final = 100
 _MOST_NAMES: Final = 4
 _MOST_NOTES: Final = 4
 _FEWEST_STEPS_BEHIND: Final = 2
+_FEWEST_EARLY: Final = 2
 
 
 class _Model:
@@ -73,6 +74,8 @@ class CheckpointProbe:
         self._depth = 0
         self._is_shared = False
         self._reads = 0
+        self._early_at: set[int] = set()
+        """Steps in which a checkpoint was saved between backward and step."""
         self._notes = 0
 
     def install(self, patches: Patches) -> None:
@@ -185,6 +188,8 @@ class CheckpointProbe:
                 self._tell_old(step)
             elif told == now and kept is not None and _is_shared(saved, living):
                 self._tell_followed(kept.step)
+            if told == now and step == self.recorder.step - 1 and self._is_step_ahead():
+                self._tell_early()
             return
 
     def _find_kept(self, state: Mapping[str, Any]) -> _Kept | None:
@@ -215,6 +220,23 @@ class CheckpointProbe:
         behind = self.recorder.step - step
         if step > 0 and behind >= _FEWEST_STEPS_BEHIND:
             self._note("stale-checkpoint", {"problem": "not a copy", "behind": behind, "from": step})
+
+    def _is_step_ahead(self) -> bool:
+        """Return whether the gradients of this step wait for their optimizer, and nobody has asked for the old weights.
+
+        What was evaluated before the step is right to be saved before it; loops that gather gradients save anywhere.
+        """
+        recorder = self.recorder
+        is_waiting = recorder.backward_at == recorder.serial and not recorder.closing
+        return is_waiting and recorder.flight.usual_passes <= 1 and recorder.step not in self._evaluated
+
+    def _tell_early(self) -> None:
+        self._early_at.add(self.recorder.step)
+        if len(self._early_at) == _FEWEST_EARLY:
+            self._note(
+                "stale-checkpoint",
+                {"problem": "before its step", "behind": 1, "from": self.recorder.step - 1},
+            )
 
     def _note(self, kind: str, data: dict[str, Any]) -> None:
         self._notes += 1
