@@ -1,5 +1,5 @@
 /* What a flight recorder keeps of a step, and the end of a usual one: an optimizer has stepped, its numbers are those it
-   had, and the state that the next step begins with is plain memory. It passes without a Python frame; whatever else may
+   had before, and the state that the next step begins with is plain memory. It passes without a Python frame; whatever else may
    be is left, untouched, to the general way in Python, which does the same and more.
 
    Includes nothing: it is a part of _kernel.c. */
@@ -114,12 +114,20 @@ static int has_plain_start(const Course *course)
            PyDict_Size(course->known) == course->trees;
 }
 
+/* Whether groups are as they were when their numbers were last taken; in a step that is recorded, all their numbers. */
+static int are_known(const Beat *beat, PyObject *groups, PyObject *known, PyObject *keys)
+{
+    if (!has_same_groups(groups, known, keys))
+        return 0;
+    return beat->due != Py_True || PyObject_RichCompareBool(groups, known, Py_EQ) == 1;
+}
+
 /* Whether the rates of an optimizer were taken: its groups have the very same ones as when they last were. */
 static int take_rates(Beat *beat, PyObject *entry, PyObject *groups, PyObject *keys)
 {
     PyObject *known = PyObject_GetAttr(entry, str_known_groups), *rates = PyObject_GetAttr(entry, str_rates);
     Py_ssize_t end = PyList_Size(beat->scalars);
-    int done = known && rates && has_same_groups(groups, known, keys) &&
+    int done = known && rates && are_known(beat, groups, known, keys) &&
                PyList_SetSlice(beat->scalars, end, end, rates) == 0;
     Py_XDECREF(known);
     Py_XDECREF(rates);
@@ -178,7 +186,7 @@ static PyObject *course_end_update(PyObject *self, PyObject *const *args, Py_ssi
     Clock *clock = (Clock *)beat->clock;
     int before = (int)PyLong_AsLong(args[4]);
     switch_phase(clock, clock->own);
-    if (beat->due != Py_False || beat->closing != Py_False || read_long(beat->step) >= course->look_at ||
+    if (beat->closing != Py_False || read_long(beat->step) >= course->look_at ||
         !has_plain_start(course) || !take_rates(beat, args[1], args[2], args[3]))
         return PyErr_Occurred() ? NULL : PyLong_FromLong(UNUSUAL);
     if (!count_step(beat, args[1]))
@@ -204,7 +212,7 @@ static PyMethodDef course_methods[] = {
          "bad, or somebody is to be told, which is left to the general way."),
     FAST("end_update", course_end_update,
          "end_update(beat, entry, groups, keys, phase) -> int\n\n"
-         "End a step that is not recorded, of which one optimizer has stepped, and go on in a phase. 1: all is done; 0: the\n"
+         "End a step in which one optimizer has stepped, and go on in a phase; what is to be measured is. 1: all is done; 0: the\n"
          "snapshots are still to be told, on clew's own time; -1, with nothing done but that, leaves it to the general way. For\n"
          "the hook that torch calls: the frames of the loop are those behind it."),
     {NULL, NULL, 0, NULL},

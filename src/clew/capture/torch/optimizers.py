@@ -238,13 +238,15 @@ class OptimizerLens:
         self.depth -= 1
         if not self.depth:
             flight, told = recorder.flight, -1
+            if recorder.due:
+                self._measure_update(optimizer, args, kwargs)
             entry = self.entries.get(id(optimizer))
             try:
                 told = flight.end_update(recorder, entry, optimizer.param_groups, _TELLING, self._before)
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
             if told < 0:
-                self._end_update(optimizer, args, kwargs)
+                self._end_update(optimizer)
             elif not told:
                 self._tell_snapshots(flight)
         events = self.events
@@ -262,21 +264,30 @@ class OptimizerLens:
             flight.snapshots.end_step()
         self.recorder.clock.switch(self._before)
 
-    def _end_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Take what an optimizer has done; the general way of what ``Flight.end_update`` does in usual steps."""
+    def _measure_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Measure what an optimizer has done."""
+        recorder = self.recorder
+        recorder.clock.switch(CLEW)
+        try:
+            entry = self.entries.get(id(optimizer)) or self.add(optimizer)
+            entry.stepped = recorder.serial
+            if _closure_of(args, kwargs) is not None:
+                with torch._C.DisableTorchFunction():
+                    self._pairs_of(entry, optimizer)
+                    self._measure_grads(entry, optimizer)
+            self._measure_after(entry, optimizer)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
+
+    def _end_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take an optimizer's numbers and end the step; the general way of what ``Flight.end_update`` does."""
         recorder = self.recorder
         recorder.clock.switch(CLEW)
         try:
             entry = self.entries.get(id(optimizer)) or self.add(optimizer)
             entry.stepped = recorder.serial
             entry.steps += 1
-            if recorder.due and _closure_of(args, kwargs) is not None:
-                with torch._C.DisableTorchFunction():
-                    self._pairs_of(entry, optimizer)
-                    self._measure_grads(entry, optimizer)
             self._record_numbers(entry, optimizer)
-            if recorder.due:
-                self._measure_after(entry, optimizer)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
         finally:

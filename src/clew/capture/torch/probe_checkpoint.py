@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -161,18 +162,19 @@ class CheckpointProbe:
 
         @functools.wraps(original)
         def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            self.events.tell(told, obj)
+            to = args[0] if args else kwargs.get("f")
+            self.events.tell(told, obj, not isinstance(to, io.BytesIO))
             return original(obj, *args, **kwargs)
 
         return save
 
-    def _see_save(self, thing: Any) -> None:
+    def _see_save(self, thing: Any, is_file: bool) -> None:
         if self._notes >= _MOST_NOTES:
             return
         for state in _find_states(thing):
-            self._compare(state)
+            self._compare(state, is_file=is_file)
 
-    def _compare(self, state: Mapping[str, Any]) -> None:
+    def _compare(self, state: Mapping[str, Any], *, is_file: bool) -> None:
         kept = self._find_kept(state)
         for model in self._models:
             module = model.ref()
@@ -188,7 +190,8 @@ class CheckpointProbe:
                 self._tell_old(step)
             elif told == now and kept is not None and _is_shared(saved, living):
                 self._tell_followed(kept.step)
-            if told == now and step == self.recorder.step - 1 and self._is_step_ahead():
+            # What is written into memory is a copy of this moment rather than a checkpoint.
+            if is_file and told == now and step == self.recorder.step - 1 and self._is_step_ahead():
                 self._tell_early()
             return
 
