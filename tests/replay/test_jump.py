@@ -233,6 +233,27 @@ def test_a_step_after_a_snapshot_is_identical(name, replayed):
     assert not list(replayed[name].folder.rglob("__pycache__/train*"))
 
 
+def test_a_step_begins_where_the_last_one_ended(zygote, tmp_path):
+    """Data that a loop makes by itself, before it calls its model, is a part of each step, also of later ones."""
+    (tmp_path / "train.py").write_text(
+        """import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(8):
+    x = torch.randn(4, 3) * 2
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+    )
+    words = ["-m", "clew", "run", "--no-status", "--name", "run", "train.py"]
+    assert zygote.run(Job(tmp_path, words))[0].code == 0
+    words = ["-m", "clew", "replay", "runs/run", "--commands", os.devnull, "--step"]
+    told = [zygote.run(Job(tmp_path, [*words, step]))[0].stdout for step in ("1", "6")]
+    assert all("randn (forward)" in each for each in told), told
+    assert len({each.splitlines()[0].partition(": ")[2] for each in told}) == 1, "as many operations"
+
+
 @pytest.mark.parametrize("reason", REASONS)
 def test_the_reason_is_named_where_a_snapshot_is_not_enough(reason, replayed):
     run = clew.open_run(replayed[reason].folder / "runs" / "run")

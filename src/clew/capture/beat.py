@@ -65,6 +65,10 @@ class SlowCourse:
             self.step_seconds = spent if spent < limit or not limit else limit
         self.ended, self.ends, self.ended_at = step, 1, now
 
+    def rest(self) -> None:
+        """Let the next step begin now: what went before was none of it."""
+        self.ended_at = perf_counter()
+
     def end_pass(self, *_: Any) -> bool:
         """Leave the end of a backward pass to the general way."""
         return False

@@ -70,6 +70,13 @@ static void keep_pace(Course *course, long step, double now)
     course->ended_at = now;
 }
 
+static PyObject *course_rest(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ((Course *)self)->ended_at = read_seconds();
+    Py_RETURN_NONE;
+}
+
 static PyObject *course_keep_pace(PyObject *self, PyObject *step)
 {
     long number = PyLong_AsLong(step);
@@ -186,7 +193,7 @@ static PyObject *course_end_update(PyObject *self, PyObject *const *args, Py_ssi
     Clock *clock = (Clock *)beat->clock;
     int before = (int)PyLong_AsLong(args[4]);
     switch_phase(clock, clock->own);
-    if (beat->closing != Py_False || read_long(beat->step) >= course->look_at ||
+    if (beat->closing != Py_False || beat->is_followed != Py_False || read_long(beat->step) >= course->look_at ||
         !has_plain_start(course) || !take_rates(beat, args[1], args[2], args[3]))
         return PyErr_Occurred() ? NULL : PyLong_FromLong(UNUSUAL);
     if (!count_step(beat, args[1]))
@@ -206,6 +213,7 @@ static PyObject *course_end_update(PyObject *self, PyObject *const *args, Py_ssi
 static PyMethodDef course_methods[] = {
     {"keep_pace", course_keep_pace, METH_O,
      "keep_pace(step)\n\nA step has ended: take how long it took, the shortest of late."},
+    {"rest", course_rest, METH_NOARGS, "rest()\n\nLet the next step begin now: what went before was none of it."},
     FAST("end_pass", course_end_pass,
          "end_pass(beat, phase) -> bool\n\n"
          "End the backward pass that ``begin_pass`` began, and go on in a phase. False, on clew's own time: a gradient may be\n"

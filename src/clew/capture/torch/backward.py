@@ -73,13 +73,16 @@ class BackwardLens:
                 self._note_failure(tensors)
                 self._end(before, is_root=True, is_whole=False)
                 raise
+            is_ended = False
             try:
-                if not flight.end_pass(recorder, before):
+                is_ended = flight.end_pass(recorder, before)
+                if not is_ended:
                     self._end_root()
-                    recorder.clock.switch(before)
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 recorder.guard.fault(error, "end of backward", step=recorder.step)
-                recorder.clock.switch(before)
+            finally:
+                if not is_ended:
+                    recorder.clock.switch(before)
             return result
 
         return backward

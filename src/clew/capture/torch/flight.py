@@ -94,7 +94,8 @@ class Flight(Course):
 
     def mark_end(self) -> None:
         """A step has ended: remember the frames that hold the loop, and begin the next step here."""
-        # Whoever tells of the end is ours, and who told the recorder: the user's frames come behind these.
+        # Whoever tells of the end is ours, and who told the recorder: the user's frames come behind these, and at most
+        # one more of ours.
         frame = sys._getframe(_OWN_FRAMES)
         if KERNEL is not None:
             KERNEL.list_frames(frame, self.frames)

@@ -245,7 +245,7 @@ class OptimizerLens:
                 told = flight.end_update(recorder, entry, optimizer.param_groups, _TELLING, self._before)
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
-            if told < 0:
+            if told < 0:  # nothing was done
                 self._end_update(optimizer)
             elif not told:
                 self._tell_snapshots(flight)

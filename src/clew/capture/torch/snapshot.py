@@ -266,7 +266,10 @@ class SnapshotLens:
     def end_step(self) -> None:
         """An optimizer has stepped: keep what the step was given, and the state when it is time."""
         recorder = self.recorder
-        if self.off or recorder.asleep or self._is_ending:
+        if self.off:
+            recorder.flight.look_at = sys.maxsize
+            return
+        if recorder.asleep or self._is_ending:
             return
         self._is_ending = True  # with no call between test and setting, no other thread comes between
         try:
@@ -278,7 +281,7 @@ class SnapshotLens:
                 # Without a loader the script makes its data again; only calls right after a snapshot are repeated.
                 has_given = self._given or flight.has_loader or (step == self._last and self.taken)
                 if has_given and self._keep_batches:
-                    self._close_entry(step, flight.ended_at)
+                    self._close_entry(step, perf_counter())
             if (step >= self._look_at or self._asked or flight.ends > 1) and self._is_due(step + 1):
                 with unheard():
                     self._take(step + 1)
@@ -434,9 +437,8 @@ class SnapshotLens:
                 step, {name: states.to_arrays(tensors) for name, tensors in files.items()}, state
             )
         )
-        flight = self.recorder.flight
-        flight.ended_at = perf_counter()  # the time of a snapshot is none of a step
-        copying = flight.ended_at - started
+        self.recorder.flight.rest()  # the time of a snapshot is none of a step
+        copying = perf_counter() - started
         writing = written / (self.taken - 1) if self.taken > 1 else size * _BYTE_SECONDS
         self._cost, self._size = copying + writing, size
 
