@@ -26,7 +26,7 @@ _UNTRAINED = ("V02", "D06", "O11", "O09")
     silent="frozen weights have no gradients; weights updated by hand change; two optimizers count together",
     hint="give the parameters to an optimizer",
     needs=("probe:coverage", "optimizer"),
-    explains=("M03",),
+    explains=("M03", *_UNTRAINED),
 )
 def parameter_not_optimized(case: Case) -> Iterator[Found]:
     """Parameters get gradients but are in no optimizer."""

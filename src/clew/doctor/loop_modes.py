@@ -151,7 +151,7 @@ def _tell_mask(note: dict[str, Any]) -> Found:
     silent="healthy models keep most of their activations",
     hint="p is the share that is dropped, not the share that is kept",
     needs=("probe:calls",),
-    explains=("V02", "M20"),
+    explains=("V02", "D06", "M20"),
 )
 def extreme_dropout(case: Case) -> Iterator[Found]:
     """Dropout leaves almost nothing."""

@@ -183,6 +183,7 @@ def _tell(standing: _Standing) -> dict[str, Any]:
     silent="noisy losses have a wide history; a new task stays; losses that change sign and several games are left out",
     hint="look at the batch that did it: an outlier, a wrong label, an empty or corrupted sample",
     needs=("scalar:loss", "steps:50"),
+    explains=("V02",),
 )
 def loss_spike(case: Case) -> Iterator[Found]:
     """The loss jumps out of its own history."""
