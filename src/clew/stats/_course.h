@@ -1,6 +1,6 @@
 /* What a flight recorder keeps of a step, and the end of a usual one: an optimizer has stepped, its numbers are those it
-   had before, and the state that the next step begins with is plain memory. It passes without a Python frame; whatever else may
-   be is left, untouched, to the general way in Python, which does the same and more.
+   had before, and the state that the next step begins with is plain memory. It passes without a Python frame; whatever
+   else may be is left, untouched, to the general way in Python, which does the same and more.
 
    Includes nothing: it is a part of _kernel.c. */
 

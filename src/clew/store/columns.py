@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,15 +124,12 @@ def _histograms(records: Sequence[StepRecord]) -> tuple[NDArray[np.int64], NDArr
 
 
 def _scalar_columns(records: Sequence[StepRecord]) -> Columns:
-    counts = [len(record.scalars) for record in records]
-    # Turned on their side in one go: there are several of them in every step, recorded in full or not.
-    rows = list(chain.from_iterable(record.scalars for record in records))
-    names, values, ordinals = zip(*rows, strict=True) if rows else ((), (), ())
+    rows = [(record.step, scalar) for record in records for scalar in record.scalars]
     return {
-        "step": np.repeat(np.array([record.step for record in records], np.int64), counts),
-        "name": list(names),
-        "ordinal": np.array(ordinals, np.int16),
-        "value": np.array(values, np.float64),
+        "step": np.array([step for step, _ in rows], np.int64),
+        "name": [scalar.name for _, scalar in rows],
+        "ordinal": np.array([scalar.ordinal for _, scalar in rows], np.int16),
+        "value": np.array([scalar.value for _, scalar in rows], np.float64),
     }
 
 
