@@ -2,29 +2,12 @@
 
 import sys
 import sysconfig
+from glob import glob
 
 from setuptools import Extension, setup
 
 UNIX_FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 """Nothing that changes results: no fused or reordered arithmetic. Wider instructions are chosen at run time."""
-
-HEADERS = (
-    "beat",
-    "clock",
-    "elements",
-    "exchange",
-    "glance",
-    "lanes",
-    "layout",
-    "leaf",
-    "lists",
-    "measure",
-    "pack",
-    "part",
-    "tasks",
-    "tray",
-    "vectors",
-)
 
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 """One binary for all Pythons, where there is a stable interface."""
@@ -32,7 +15,7 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 kernel = Extension(
     "clew.stats._kernel",
     sources=["src/clew/stats/_kernel.c"],
-    depends=[f"src/clew/stats/_{name}.h" for name in HEADERS],
+    depends=sorted(glob("src/clew/stats/_*.h")),
     define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
     extra_compile_args=["/std:c11"] if sys.platform == "win32" else UNIX_FLAGS,
     py_limited_api=STABLE,

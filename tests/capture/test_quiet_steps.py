@@ -10,6 +10,7 @@ import torch
 
 import clew
 from clew.capture.beat import Course, Ledger, SlowCourse, SlowLedger
+from clew.capture.torch import gates
 from clew.capture.torch.flight import Flight
 from clew.capture.torch.optimizers import has_same, has_same_slowly
 from clew.capture.torch.randomness import RandomStates
@@ -61,6 +62,19 @@ def count_general(monkeypatch):
     return ends
 
 
+def take_gates_away(monkeypatch):
+    """Have Python stand where torch calls clew, as it does without the kernel or where somebody compiles."""
+    monkeypatch.setattr(gates, "KERNEL", None)
+
+
+def go_generally(monkeypatch):
+    """Have every step end by the general way."""
+    take_gates_away(monkeypatch)
+    monkeypatch.setattr(Recorder, "begin_call", lambda *_: -1, raising=False)
+    monkeypatch.setattr(Recorder, "begin_pass", lambda *_: -1, raising=False)
+    monkeypatch.setattr(Flight, "end_update", lambda *_: -1, raising=False)
+
+
 def numbers(run):
     kept = ("loss", "lr", "clew.recorded", "mode")
     return {
@@ -70,14 +84,15 @@ def numbers(run):
     }
 
 
-def test_both_ways_leave_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("with_gates", [True, False])
+def test_both_ways_leave_the_same(tmp_path, monkeypatch, with_gates):
     ends = count_general(monkeypatch)
+    if not with_gates:
+        take_gates_away(monkeypatch)
     quiet, _, run = train(tmp_path, "quiet")
     general_ends = len(ends)
     assert general_ends < STEPS - 50
-    monkeypatch.setattr(Recorder, "begin_call", lambda *_: -1, raising=False)
-    monkeypatch.setattr(Recorder, "begin_pass", lambda *_: -1, raising=False)
-    monkeypatch.setattr(Flight, "end_update", lambda *_: -1, raising=False)
+    go_generally(monkeypatch)
     ends.clear()
     general, _, expected = train(tmp_path, "general")
     assert len(ends) == STEPS
@@ -156,13 +171,18 @@ def follow_flight(folder, name, *, with_loader):
     return kept
 
 
+@pytest.mark.parametrize("with_gates", [True, False])
 @pytest.mark.parametrize("with_loader", [False, True])
-def test_the_end_of_a_usual_update_keeps_what_the_general_way_keeps(tmp_path, monkeypatch, with_loader):
+def test_the_end_of_a_usual_update_keeps_what_the_general_way_keeps(
+    tmp_path, monkeypatch, with_loader, with_gates
+):
+    if not with_gates:
+        take_gates_away(monkeypatch)
     general_ends, original = [], Flight.mark_end
     monkeypatch.setattr(Flight, "mark_end", lambda self: (general_ends.append(1), original(self))[1])
     usual = follow_flight(tmp_path, "usual", with_loader=with_loader)
     assert len(general_ends) < len(usual) - 50
-    monkeypatch.setattr(Flight, "end_update", lambda *_: -1, raising=False)
+    go_generally(monkeypatch)
     assert follow_flight(tmp_path, "general", with_loader=with_loader) == usual
     # With a loader the step begins with its batch, after which the script draws more numbers.
     assert all(has_start is not with_loader for _, has_start, *_ in usual[1:])

@@ -37,8 +37,27 @@ class SlowLedger:
             self.bank = min(self.most, saved)
 
 
+class SlowHolder:
+    """The twin of the kernel's ``Holder``."""
+
+    thread = 0
+    is_shared = False
+
+
+class SlowTurns:
+    """The twin of the kernel's ``Turns``."""
+
+    reason = ""
+    steps = turn = 0
+    lowest = highest = 0.0
+
+
 class SlowBeat:
     """The twin of the kernel's ``Beat``: no step is quiet."""
+
+    nested = updating = inside = resumes = 0
+    quiet_with = -1
+    wants_loss = False
 
     def stay_quiet(self, seconds: float) -> None:
         """Let steps end by the short way for so long; here there is none."""
@@ -79,10 +98,12 @@ class SlowCourse:
 
 
 if TYPE_CHECKING:
-    from clew.stats._kernel import Beat, Course, Ledger
+    from clew.stats._kernel import Beat, Course, Holder, Ledger, Turns
 else:
     Beat = getattr(BUILT, "Beat", SlowBeat)
     Course = getattr(BUILT, "Course", SlowCourse)
+    Holder = getattr(BUILT, "Holder", SlowHolder)
     Ledger = getattr(BUILT, "Ledger", SlowLedger)
+    Turns = getattr(BUILT, "Turns", SlowTurns)
 
-__all__ = ["Beat", "Course", "Ledger"]
+__all__ = ["Beat", "Course", "Holder", "Ledger", "Turns"]

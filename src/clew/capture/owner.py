@@ -10,11 +10,13 @@ import threading
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+from clew.capture.beat import Holder
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Owner:
+class Owner(Holder):
     """The thread whose training is recorded. Until one has trained, everybody may call models."""
 
     def __init__(self, on_shared: Callable[[], None]) -> None:

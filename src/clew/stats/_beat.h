@@ -96,10 +96,13 @@ typedef struct {
     PyObject *backward_at, *closing, *due, *probing, *prompt, *is_followed, *has_output;
     PyObject *keys, *scalars, *batches, *waiting, *calls, *backlog, *no_rows;
     PyObject *last_loss, *lowest_loss;
-    PyObject *calm, *on_root, *on_pass, *on_each_loss, *on_end, *on_seldom;
-    PyObject *schedule, *clock, *call_type, *scalar_type;
+    PyObject *calm, *on_root, *on_pass, *on_each_loss, *on_end, *on_seldom, *on_stepping, *on_stepped;
+    PyObject *schedule, *clock, *call_type, *scalar_type, *asleep, *owner, *signing, *turns;
     double quiet_until;
-    long longest_backlog;
+    long longest_backlog, nested, quiet_with, updating;
+    unsigned long inside; /* the thread that is in a quiet root call, or 0 */
+    int resumes;          /* the phase that goes on after the step of an optimizer */
+    char wants_loss;
 } Beat;
 
 #define FIELD(name) {#name, T_OBJECT_EX, offsetof(Beat, name), 0, NULL}
@@ -111,9 +114,17 @@ static PyMemberDef beat_members[] = {
     FIELD(batches),       FIELD(waiting),     FIELD(calls),       FIELD(backlog),
     FIELD(no_rows),       FIELD(last_loss),   FIELD(lowest_loss), FIELD(calm),
     FIELD(on_root),       FIELD(on_pass),     FIELD(on_each_loss), FIELD(on_end),
-    FIELD(on_seldom),  FIELD(schedule),    FIELD(clock),       FIELD(call_type),
-    FIELD(scalar_type),   FIELD(backward_at), FIELD(is_followed),
+    FIELD(on_seldom),     FIELD(schedule),    FIELD(clock),       FIELD(call_type),
+    FIELD(scalar_type),   FIELD(backward_at), FIELD(is_followed), FIELD(on_stepping),
+    FIELD(on_stepped),    FIELD(asleep),      FIELD(owner),       FIELD(signing),
+    FIELD(turns),
     {"longest_backlog", T_LONG, offsetof(Beat, longest_backlog), 0, NULL},
+    {"nested", T_LONG, offsetof(Beat, nested), 0, NULL},
+    {"quiet_with", T_LONG, offsetof(Beat, quiet_with), 0, NULL},
+    {"updating", T_LONG, offsetof(Beat, updating), 0, NULL},
+    {"inside", T_ULONG, offsetof(Beat, inside), READONLY, NULL},
+    {"resumes", T_INT, offsetof(Beat, resumes), 0, NULL},
+    {"wants_loss", T_BOOL, offsetof(Beat, wants_loss), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -283,25 +294,31 @@ static int is_calm(const Beat *beat, PyObject *module)
     return found;
 }
 
+/* The phase before; -1 where it is not a quiet call, and -2 with an error set. */
+static int begin_call(Beat *beat, PyObject *module, PyObject *args, PyObject *kwargs, int phase)
+{
+    Clock *clock = (Clock *)beat->clock;
+    if (beat->closing != Py_True || beat->due != Py_False || !is_empty(beat->on_root) || read_long(beat->in_backward))
+        return -1;
+    int calm = is_calm(beat, module), ended = 0, before = switch_phase(clock, clock->own);
+    if (calm > 0 && read_flag(module, str_training) && is_grad_on() && !PyErr_Occurred())
+        ended = end_quietly(beat);
+    int quiet = ended > 0 && beat->due == Py_False;
+    if (quiet && !append_owned(beat->calls, make_named(beat->call_type, PyTuple_Pack(3, module, args, kwargs))))
+        ended = -1;
+    switch_phase(clock, quiet ? phase : before);
+    if (calm < 0 || ended < 0 || PyErr_Occurred())
+        return -2;
+    return quiet ? before : -1;
+}
+
 /* begin_call(module, args, kwargs, phase). */
 static PyObject *beat_begin_call(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
-    Beat *beat = (Beat *)self;
-    Clock *clock = (Clock *)beat->clock;
     if (!has_count(n, 4))
         return NULL;
-    if (beat->closing != Py_True || beat->due != Py_False || !is_empty(beat->on_root) || read_long(beat->in_backward))
-        return PyLong_FromLong(-1);
-    int calm = is_calm(beat, args[0]), ended = 0, before = switch_phase(clock, clock->own);
-    if (calm > 0 && read_flag(args[0], str_training) && is_grad_on() && !PyErr_Occurred())
-        ended = end_quietly(beat);
-    int quiet = ended > 0 && beat->due == Py_False;
-    if (quiet && !append_owned(beat->calls, make_named(beat->call_type, PyTuple_Pack(3, args[0], args[1], args[2]))))
-        ended = -1;
-    switch_phase(clock, quiet ? (int)read_long(args[3]) : before);
-    if (calm < 0 || ended < 0 || PyErr_Occurred())
-        return NULL;
-    return PyLong_FromLong(quiet ? before : -1);
+    int before = begin_call((Beat *)self, args[0], args[1], args[2], (int)read_long(args[3]));
+    return before < -1 ? NULL : PyLong_FromLong(before);
 }
 
 /* ---------------------------------------------------------------- a backward pass */
@@ -332,24 +349,30 @@ static int take_loss(Beat *beat, double number)
     return done;
 }
 
+/* The phase before; -1 where it is not a quiet pass, with nothing done, and -2 with an error set. */
+static int begin_pass(Beat *beat, PyObject *loss, int phase)
+{
+    Clock *clock = (Clock *)beat->clock;
+    double number = 0.0;
+    int is_wanted = loss != Py_None;
+    if (beat->closing != Py_False || beat->probing != Py_False || !is_empty(beat->on_pass) ||
+        !is_empty(beat->on_each_loss) || read_long(beat->in_backward) || (is_wanted && !read_finite(loss, &number)))
+        return -1;
+    int before = switch_phase(clock, clock->own);
+    if ((is_wanted && !take_loss(beat, number)) || !count_up(&beat->in_backward))
+        return -2;
+    set_flag(&beat->has_output, 0);
+    switch_phase(clock, phase);
+    return before;
+}
+
 /* begin_pass(loss, phase). */
 static PyObject *beat_begin_pass(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
-    Beat *beat = (Beat *)self;
-    double number = 0.0;
-    int is_wanted = args[0] != Py_None;
     if (!has_count(n, 2))
         return NULL;
-    if (beat->closing != Py_False || beat->probing != Py_False || !is_empty(beat->on_pass) ||
-        !is_empty(beat->on_each_loss) || read_long(beat->in_backward) ||
-        (is_wanted && !read_finite(args[0], &number)))
-        return PyLong_FromLong(-1);
-    int before = switch_phase((Clock *)beat->clock, ((Clock *)beat->clock)->own);
-    if ((is_wanted && !take_loss(beat, number)) || !count_up(&beat->in_backward))
-        return NULL;
-    set_flag(&beat->has_output, 0);
-    switch_phase((Clock *)beat->clock, (int)read_long(args[1]));
-    return PyLong_FromLong(before);
+    int before = begin_pass((Beat *)self, args[0], (int)read_long(args[1]));
+    return before < -1 ? NULL : PyLong_FromLong(before);
 }
 
 /* ---------------------------------------------------------------- the types */

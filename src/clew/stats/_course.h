@@ -13,7 +13,7 @@ static PyObject *str_known_groups, *str_rates, *str_stepped, *str_steps, *str_ga
 typedef struct {
     PyObject_HEAD
     PyObject *frames, *buffers, *known, *blocks, *spare, *references, *outermost;
-    long trees, passes, usual_passes, look_at, ended, ends;
+    long trees, passes, usual_passes, look_at, looked_at, ended, ends;
     double ended_at, step_seconds;
     char has_loader, has_start;
 } Course;
@@ -32,6 +32,7 @@ static PyMemberDef course_members[] = {
     COURSE(passes, T_LONG),
     COURSE(usual_passes, T_LONG),
     COURSE(look_at, T_LONG),
+    COURSE(looked_at, T_LONG),
     COURSE(ended, T_LONG),
     COURSE(ends, T_LONG),
     COURSE(ended_at, T_DOUBLE),
@@ -88,13 +89,9 @@ static PyObject *course_keep_pace(PyObject *self, PyObject *step)
 
 /* ---------------------------------------------------------------- the end of a usual pass */
 
-/* end_pass(beat, phase). */
-static PyObject *course_end_pass(PyObject *self, PyObject *const *args, Py_ssize_t n)
+/* Whether that is all; -1 with an error set. */
+static int end_pass(Course *course, Beat *beat, int phase)
 {
-    Course *course = (Course *)self;
-    if (!has_count(n, 2))
-        return NULL;
-    Beat *beat = (Beat *)args[0];
     Clock *clock = (Clock *)beat->clock;
     switch_phase(clock, clock->own);
     set_field(&beat->in_backward, PyLong_FromLong(0));
@@ -102,12 +99,21 @@ static PyObject *course_end_pass(PyObject *self, PyObject *const *args, Py_ssize
     int quiet = beat->probing == Py_False && is_empty(beat->on_pass) &&
                 judge_references(beat->due == Py_True ? course->references : course->outermost, 1) == IS_FINE;
     if (PyErr_Occurred())
-        return NULL;
+        return -1;
     if (quiet) {
         course->passes++;
-        switch_phase(clock, (int)read_long(args[1]));
+        switch_phase(clock, phase);
     }
-    return PyBool_FromLong(quiet);
+    return quiet;
+}
+
+/* end_pass(beat, phase). */
+static PyObject *course_end_pass(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    if (!has_count(n, 2))
+        return NULL;
+    int ended = end_pass((Course *)self, (Beat *)args[0], (int)read_long(args[1]));
+    return ended < 0 ? NULL : PyBool_FromLong(ended);
 }
 
 /* ---------------------------------------------------------------- the end of a usual step */
@@ -148,15 +154,6 @@ static int count_step(Beat *beat, PyObject *entry)
            write_integer(entry, str_steps, steps + 1);
 }
 
-/* The frames that hold the loop are those behind the caller of this, which is ours. */
-static int mark_frames(Course *course)
-{
-    PyObject *own = (PyObject *)PyEval_GetFrame(), *frame = own ? PyObject_GetAttr(own, str_f_back) : NULL;
-    int done = frame && put_frames(frame, course->frames);
-    Py_XDECREF(frame);
-    return done;
-}
-
 static int mark_random(Course *course)
 {
     if (!copy_blocks(course->blocks))
@@ -169,9 +166,9 @@ static int mark_random(Course *course)
     return done;
 }
 
-static int mark_course(Beat *beat, Course *course)
+static int mark_course(Beat *beat, Course *course, PyObject *frame)
 {
-    if (!mark_frames(course) || PyList_SetSlice(beat->calls, 0, PyList_Size(beat->calls), NULL) < 0)
+    if (!put_frames(frame, course->frames) || PyList_SetSlice(beat->calls, 0, PyList_Size(beat->calls), NULL) < 0)
         return 0;
     course->usual_passes = course->passes;
     course->passes = 0;
@@ -181,33 +178,41 @@ static int mark_course(Beat *beat, Course *course)
     return mark_random(course);
 }
 
-/* end_update(beat, entry, groups, keys, phase). */
+/* What is to be told, or UNUSUAL, perhaps with an error set: then nothing was done, or that failed. `frame` holds the
+   loop, or is held by what does. */
+static int end_update(Course *course, Beat *beat, PyObject *entry, PyObject *groups, PyObject *keys, int phase, PyObject *frame)
+{
+    Clock *clock = (Clock *)beat->clock;
+    switch_phase(clock, clock->own);
+    if (beat->closing != Py_False || beat->is_followed != Py_False || read_long(beat->step) >= course->look_at ||
+        !has_plain_start(course) || !take_rates(beat, entry, groups, keys) || !count_step(beat, entry))
+        return UNUSUAL;
+    set_flag(&beat->closing, 1);
+    switch_phase(clock, phase);
+    mark_clock(clock);
+    switch_phase(clock, clock->own);
+    if (!mark_course(beat, course, frame))
+        return UNUSUAL;
+    if (course->has_loader)
+        return UNTOLD;
+    switch_phase(clock, phase);
+    return TOLD;
+}
+
+/* end_update(beat, entry, groups, keys, phase): the frames that hold the loop are those behind the caller, which is ours. */
 static PyObject *course_end_update(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
-    Course *course = (Course *)self;
     if (!has_count(n, 5))
         return NULL;
     Beat *beat = (Beat *)args[0];
     if (args[1] == Py_None || !PyObject_TypeCheck(args[0], beat_type) || Py_TYPE(beat->clock) != clock_type)
         return PyLong_FromLong(UNUSUAL);
-    Clock *clock = (Clock *)beat->clock;
-    int before = (int)PyLong_AsLong(args[4]);
-    switch_phase(clock, clock->own);
-    if (beat->closing != Py_False || beat->is_followed != Py_False || read_long(beat->step) >= course->look_at ||
-        !has_plain_start(course) || !take_rates(beat, args[1], args[2], args[3]))
-        return PyErr_Occurred() ? NULL : PyLong_FromLong(UNUSUAL);
-    if (!count_step(beat, args[1]))
-        return NULL;
-    set_flag(&beat->closing, 1);
-    switch_phase(clock, before);
-    mark_clock(clock);
-    switch_phase(clock, clock->own);
-    if (!mark_course(beat, course))
-        return NULL;
-    if (course->has_loader)
-        return PyLong_FromLong(UNTOLD);
-    switch_phase(clock, before);
-    return PyLong_FromLong(TOLD);
+    PyObject *own = (PyObject *)PyEval_GetFrame(), *frame = own ? PyObject_GetAttr(own, str_f_back) : NULL;
+    int told = UNUSUAL;
+    if (frame)
+        told = end_update((Course *)self, beat, args[1], args[2], args[3], (int)read_long(args[4]), frame);
+    Py_XDECREF(frame);
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(told);
 }
 
 static PyMethodDef course_methods[] = {
@@ -258,16 +263,5 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTyp
     if (kept)
         *kept = (PyTypeObject *)type;
     return type && PyModule_AddObject(module, name, type) == 0;
-}
-
-/* Add the types to the module. */
-static int add_types(PyObject *module)
-{
-    return intern_names() && intern_leaf_names() && intern_course_names() &&
-           (str_training = PyUnicode_InternFromString("training")) &&
-           (str_loss = PyUnicode_InternFromString("loss")) && add_type(module, "Clock", &clock_spec, &clock_type) &&
-           add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
-           add_type(module, "Leaf", &leaf_spec, NULL) && add_type(module, "Ledger", &ledger_spec, &ledger_type) &&
-           add_type(module, "Beat", &beat_spec, &beat_type) && add_type(module, "Course", &course_spec, NULL);
 }
 #endif

@@ -132,6 +132,7 @@ class Course:
     passes: int
     usual_passes: int
     look_at: int
+    looked_at: int
     ended: int
     ends: int
     ended_at: float
@@ -147,10 +148,112 @@ class Course:
         self, beat: Beat, entry: object | None, groups: object, keys: tuple[str, ...], phase: int, /
     ) -> int: ...
 
+class Holder:
+    """The thread whose training is recorded, and whether another trains at the same time."""
+
+    thread: int
+    is_shared: bool
+
+class Turns:
+    """What the signature of a loop counts at the end of a step."""
+
+    reason: str
+    steps: int
+    turn: int
+    lowest: float
+    highest: float
+
 class Beat:
     """What a quiet step touches of a recording; the attributes are those of the recorder."""
 
     longest_backlog: int
+    nested: int
+    quiet_with: int
+    updating: int
+    resumes: int
+    wants_loss: bool
+    @property
+    def inside(self) -> int: ...
     def stay_quiet(self, seconds: float, /) -> None: ...
     def begin_call(self, module: object, args: object, kwargs: object, phase: int, /) -> int: ...
     def begin_pass(self, loss: object | None, phase: int, /) -> int: ...
+
+class GatedCall:
+    """A call of a model, as its gate gives it to torch."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class CallGate:
+    """The method that calls modules."""
+
+    def __new__(
+        cls,
+        *,
+        original: Callable[..., Any],
+        general: Callable[..., Any],
+        beat: Beat,
+        flags: dict[str, Any],
+        ask: Callable[[], object],
+        fail: Callable[[Exception], object],
+        phase: int,
+    ) -> CallGate: ...
+    def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class PassGate:
+    """The function of backward passes."""
+
+    def __new__(
+        cls,
+        *,
+        original: Callable[..., Any],
+        general: Callable[..., Any],
+        beat: Beat,
+        course: Course,
+        entries: dict[int, Any],
+        flags: dict[str, Any],
+        fail: Callable[[Exception], object],
+        finish: Callable[[Any, int], object],
+        phase: int,
+    ) -> PassGate: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class StepGate:
+    """The hooks around the steps of optimizers."""
+
+    def __new__(
+        cls,
+        *,
+        original: Callable[..., Any],
+        general: Callable[..., Any],
+        beat: Beat,
+        course: Course,
+        entries: dict[int, Any],
+        ask: Callable[[], int],
+        finish: Callable[[int], object],
+        lists: tuple[str, ...],
+        phase: int,
+    ) -> StepGate: ...
+    def before(self, optimizer: object, args: Any, kwargs: Any, /) -> Any: ...
+    def after(self, optimizer: object, args: Any, kwargs: Any, /) -> None: ...
+
+class IdleGate:
+    """A method that is torch's own while all these lists of listeners are empty."""
+
+    def __new__(
+        cls,
+        *,
+        original: Callable[..., Any],
+        general: Callable[..., Any],
+        lists: tuple[list[Any], ...],
+    ) -> IdleGate: ...
+    def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class LossGate:
+    """A function that is torch's own while there are gradients."""
+
+    def __new__(
+        cls, *, original: Callable[..., Any], general: Callable[..., Any], beat: Beat
+    ) -> LossGate: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from clew.capture.clock import BACKWARD, CLEW
+from clew.capture.torch.gates import Gates
 from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.patches import step_aside
 from clew.capture.torch.recorder import KIND_GRAD, KIND_LOSS, KIND_PARAM
@@ -36,14 +38,18 @@ class BackwardLens:
         self.optimizers = optimizers
         self._scaled: Callable[[], torch.Tensor | None] = lambda: None
         self._unscaled: torch.Tensor | None = None
-        self._quiet_with = -1
-        """With so many optimizers the end of a pass has nothing to tell but that all is well; -1 if it may have."""
         self.is_scaled = False
         """A GradScaler is in use: infinite gradients are its way to find the scale."""
 
     def install(self, patches: Patches) -> None:
         """Begin to see backward passes; ``Tensor.backward`` comes through the same function."""
-        patches.replace(torch.autograd, "backward", self._make_backward)
+        gate = partial(
+            Gates(self.recorder).differentiate,
+            entries=self.optimizers.entries,
+            fail=self._fail,
+            finish=self._finish_quietly,
+        )
+        patches.replace(torch.autograd, "backward", self._make_backward, gate)
         patches.replace(torch.autograd, "grad", self._make_grad)
         patches.replace(torch.amp.GradScaler, "scale", self._make_scale)
 
@@ -59,33 +65,45 @@ class BackwardLens:
                 return original(tensors, *args, **kwargs)
             if is_heard():
                 return ask_unheard(self._differentiate, let_hear(original), tensors, args, kwargs)
-            before, is_usual = -1, len(entries) == self._quiet_with and len(known) == flight.looked_at
+            before, is_usual = -1, len(entries) == recorder.quiet_with and len(known) == flight.looked_at
             if is_usual and flight.usual_passes <= 1 and not owner.is_shared:
                 try:
                     before = begin_quietly(tensors if wants_loss else None, BACKWARD)
                 except Exception as error:  # noqa: BLE001 - ours to answer for
-                    recorder.guard.fault(error, "loss", step=recorder.step)
+                    self._fail(error)
             if before < 0:
                 return self._differentiate(original, tensors, args, kwargs)
             try:
                 result = original(tensors, *args, **kwargs)
             except BaseException:
-                self._note_failure(tensors)
-                self._end(before, is_root=True, is_whole=False)
+                self._finish_quietly(tensors, before)
                 raise
             is_ended = False
             try:
                 is_ended = flight.end_pass(recorder, before)
-                if not is_ended:
-                    self._end_root()
             except Exception as error:  # noqa: BLE001 - ours to answer for
-                recorder.guard.fault(error, "end of backward", step=recorder.step)
-            finally:
-                if not is_ended:
-                    recorder.clock.switch(before)
+                self._fail(error)
+            if not is_ended:
+                self._finish_quietly(None, before)
             return result
 
         return backward
+
+    def _fail(self, error: Exception) -> None:
+        self.recorder.guard.fault(error, "backward", step=self.recorder.step)
+
+    def _finish_quietly(self, failed: Any, before: int) -> None:
+        """End a pass that began quietly and has more to tell; ``failed`` is the root of one that has raised."""
+        if failed is not None:
+            self._note_failure(failed)
+            self._end(before, is_root=True, is_whole=False)
+            return
+        try:
+            self._end_root()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._fail(error)
+        finally:
+            self.recorder.clock.switch(before)
 
     def _make_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +174,7 @@ class BackwardLens:
                 return result
             if isinstance(outputs, torch.Tensor) and isinstance(result, torch.Tensor):
                 self.is_scaled = scaler.is_enabled()
-                self._quiet_with = -1
+                self.recorder.quiet_with = -1
                 self._scaled = weakref.ref(result)
                 with unheard():
                     self._unscaled = outputs.detach()
@@ -239,7 +257,7 @@ class BackwardLens:
         if recorder.due and is_unowned:
             with torch._C.DisableTorchFunction():
                 self._record_unowned()
-        self._quiet_with = len(self.optimizers.entries) if may_look and not is_unowned else -1
+        recorder.quiet_with = len(self.optimizers.entries) if may_look and not is_unowned else -1
 
     def _record_unowned(self) -> None:
         """Measure parameters and gradients here: a hand-written update gives no later occasion."""

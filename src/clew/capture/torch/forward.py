@@ -7,6 +7,7 @@ leaving anything on the user's modules, which may be copied or pickled at any mo
 from __future__ import annotations
 
 import threading
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ import torch
 
 from clew.capture.clock import CLEW, EVAL, FORWARD
 from clew.capture.torch.argument_probe import ArgumentProbe
+from clew.capture.torch.gates import Gates
 from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.outputs import SlowLeaf, make_leaf
@@ -54,7 +56,8 @@ class ForwardLens:
 
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
-        patches.replace(torch.nn.Module, "_call_impl", self._make_call)
+        gate = partial(Gates(self.recorder).call, fail=self._fail_at_root)
+        patches.replace(torch.nn.Module, "_call_impl", self._make_call, gate)
         patches.on_undo(self._gradients.forget)
         ArgumentProbe(self.recorder).install(patches)
 
@@ -78,7 +81,8 @@ class ForwardLens:
             if not thread.depth:
                 if recorder.asleep or is_compiling() or tracing_state() is not None:
                     return original(self, *args, **kwargs)
-                if owner.thread != get_ident() and not may_call(self):
+                # Inside a quiet call the gate was taken away.
+                if (owner.thread != get_ident() and not may_call(self)) or recorder.inside == get_ident():
                     return original(self, *args, **kwargs)
                 if is_heard():
                     return ask_unheard(call_root, let_hear(original), self, args, kwargs)
@@ -140,6 +144,7 @@ class ForwardLens:
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._fail_at_root(error)
         thread.depth = 1
+        recorder.nested += 1
         clock.switch(EVAL if tag else FORWARD)
         try:
             if around is None:
@@ -161,6 +166,7 @@ class ForwardLens:
                 recorder.ask(recorder.on_root, module, args, kwargs, output)
         finally:
             thread.depth = 0
+            recorder.nested -= 1
             thread.recording = False
             self._leaf.forget()
             clock.switch(before)

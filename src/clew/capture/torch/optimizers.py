@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 
 from clew.capture.assemble import SITE_SHIFT
 from clew.capture.clock import CLEW, OPTIMIZER
+from clew.capture.torch.gates import Gates
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE, KIND_UPDATE
 from clew.capture.torch.shadow import Shadows
 from clew.capture.torch.uncompiled import uncompiled
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from clew.capture.torch.flight import Flight
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
@@ -97,7 +97,6 @@ class OptimizerLens:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.entries: dict[int, OptimizerEntry] = {}
-        self.depth = 0
         self.discover: Callable[[list[torch.Tensor]], None] = lambda _: None
         """Called with parameters that are about to be named, so that their models can be found first."""
         self.events: LoopEvents | None = None
@@ -105,7 +104,6 @@ class OptimizerLens:
         self._groups = 0
         self._places: dict[Any, dict[tuple[int, ...], Callable[[], torch.optim.Optimizer | None]]] = {}
         """By kind of optimizer and what it holds, the numbers of groups and who last went by them."""
-        self._before = 0
         self._owned_at = (-1, -1)
         self._owned = False
 
@@ -116,9 +114,27 @@ class OptimizerLens:
 
     def install(self, patches: Patches) -> None:
         """Begin to see optimizers, those made from now on included."""
-        patches.on_undo(register_optimizer_step_pre_hook(self._before_step).remove)
-        patches.on_undo(register_optimizer_step_post_hook(self._after_step).remove)
+        self._hook(patches)
         patches.replace(torch.optim.Optimizer, "__init__", self._make_init)
+
+    def _hook(self, patches: Patches) -> None:
+        general = (self._before_step, self._after_step)
+        gates = Gates(self.recorder).step(*general, entries=self.entries, keys=_TELLING, finish=self._finish)
+        handles = (
+            register_optimizer_step_pre_hook(general[0]),
+            register_optimizer_step_post_hook(general[1]),
+        )
+        for handle in handles:
+            patches.on_undo(handle.remove)
+
+        def put(hooks: tuple[Any, Any]) -> None:
+            # In their places: hooks are called in the order in which they came.
+            for handle, hook in zip(handles, hooks, strict=True):
+                table = handle.hooks_dict_ref()
+                if table is not None and handle.id in table:
+                    table[handle.id] = hook
+
+        patches.add_cover(lambda: put(gates), lambda: put(general))
 
     def _make_init(self, original: Any) -> Any:
         # The parameter's name is torch's own: a caller may give it by keyword.
@@ -196,22 +212,22 @@ class OptimizerLens:
             with unheard():
                 self._before_step(optimizer, args, kwargs)
             return
-        if not (self.depth or recorder.due or recorder.closing):
-            self.depth, self._before = 1, recorder.clock.switch(OPTIMIZER)
+        if not (recorder.updating or recorder.due or recorder.closing):
+            recorder.updating, recorder.resumes = 1, recorder.clock.switch(OPTIMIZER)
         else:
             self._prepare(optimizer, args, kwargs)
         events = self.events
-        if events is not None and (events.signature is not None or events.on_stepping):
+        if events is not None and (recorder.signing or recorder.on_stepping):
             events.before_step(optimizer, args, kwargs)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """End the step before where this optimizer begins another, and measure what it is about to use."""
         recorder = self.recorder
         # A closure may step another optimizer inside; an exception ends a step without telling the hooks.
-        self.depth = _count_running() if self.depth else 1
-        if self.depth > 1:
+        recorder.updating = _count_running() if recorder.updating else 1
+        if recorder.updating > 1:
             return
-        self._before = recorder.clock.switch(CLEW)
+        recorder.resumes = recorder.clock.switch(CLEW)
         try:
             entry = self.entries.get(id(optimizer)) or self.add(optimizer)
             if recorder.closing and entry.stepped == recorder.serial:
@@ -227,7 +243,7 @@ class OptimizerLens:
     @uncompiled
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
-        if not self.depth or recorder.asleep:
+        if not recorder.updating or recorder.asleep:
             return
         if recorder.owner.thread != get_ident() and not recorder.owner.is_here():
             return
@@ -235,34 +251,50 @@ class OptimizerLens:
             with unheard():
                 self._after_step(optimizer, args, kwargs)
             return
-        self.depth -= 1
-        if not self.depth:
-            flight, told = recorder.flight, -1
+        recorder.updating -= 1
+        told = 1
+        if not recorder.updating:
+            told = -1
             if recorder.due:
                 self._measure_update(optimizer, args, kwargs)
             entry = self.entries.get(id(optimizer))
             try:
-                told = flight.end_update(recorder, entry, optimizer.param_groups, _TELLING, self._before)
+                told = recorder.flight.end_update(
+                    recorder, entry, optimizer.param_groups, _TELLING, recorder.resumes
+                )
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
             if told < 0:  # nothing was done
                 self._end_update(optimizer)
             elif not told:
-                self._tell_snapshots(flight)
-        events = self.events
-        if events is not None:
-            if events.on_stepped:
-                events.after_step(optimizer, args, kwargs)
-            try:
-                if events.on_ended is not None:
-                    events.on_ended()
-            except Exception as error:  # noqa: BLE001 - ours to answer for
-                events.fail(error)
+                self._tell_snapshots()
+        if self.events is not None and recorder.on_stepped:
+            self.events.after_step(optimizer, args, kwargs)
+        self._end_turn()
 
-    def _tell_snapshots(self, flight: Flight) -> None:
-        if flight.snapshots is not None:
-            flight.snapshots.end_step()
-        self.recorder.clock.switch(self._before)
+    def _finish(self, told: int) -> None:
+        """Do what is left of a step that ended by the shortest way; 0 where the snapshots are still to be told."""
+        if not told:
+            self._tell_snapshots()
+        self._end_turn()
+
+    def _tell_snapshots(self) -> None:
+        recorder = self.recorder
+        try:
+            if recorder.flight.snapshots is not None:
+                recorder.flight.snapshots.end_step()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            recorder.guard.fault(error, "state of the step", step=recorder.step)
+        recorder.clock.switch(recorder.resumes)
+
+    def _end_turn(self) -> None:
+        events, turns = self.events, self.recorder.turns
+        if events is None or turns is None:
+            return
+        try:
+            turns.end_step()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            events.fail(error)
 
     def _measure_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Measure what an optimizer has done."""
@@ -291,7 +323,7 @@ class OptimizerLens:
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
         finally:
-            recorder.clock.switch(self._before)
+            recorder.clock.switch(recorder.resumes)
             recorder.mark_end()
 
     def step_was_skipped(self, optimizer: torch.optim.Optimizer) -> None:

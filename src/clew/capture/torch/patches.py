@@ -32,14 +32,52 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
         self._listening: list[tuple[list[Any], Any]] = []
+        self._covers: list[tuple[Callable[[], object], Callable[[], object]]] = []
+        self.is_covered = self.is_bare = False
+        """Whether the covers are on; whether they never will be again."""
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace ``owner.name`` by ``make(original)``, which warnings pass over."""
+    def replace(
+        self,
+        owner: Any,
+        name: str,
+        make: Callable[[Any], Any],
+        cover: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Replace ``owner.name`` by ``make(original)``, which warnings pass over.
+
+        With a cover, ``cover(original, made)`` stands in its place from ``cover`` to ``uncover``.
+        """
         inherited = isinstance(owner, type) and name not in vars(owner)
         original = getattr(owner, name) if not isinstance(owner, type) or inherited else vars(owner)[name]
-        ours = step_aside(make(original))
-        setattr(owner, name, ours)
-        self._undo.append(lambda: _restore(owner, name, original, ours, inherited=inherited))
+        made = step_aside(make(original))
+        setattr(owner, name, made)
+        gate = made if cover is None else cover(original, made)
+        self._undo.append(lambda: _restore(owner, name, original, (gate, made), inherited=inherited))
+        if gate is not made:
+            self.add_cover(
+                lambda: exchange(owner, name, made, gate), lambda: exchange(owner, name, gate, made)
+            )
+
+    def add_cover(self, put: Callable[[], object], take: Callable[[], object]) -> None:
+        """Have actions put something in front of what was made, and take it away again."""
+        self._covers.append((put, take))
+        if self.is_covered:
+            put()
+
+    def cover(self) -> None:
+        """Put the covers on, those of later replacements too; not once they were taken away."""
+        if self.is_bare or self.is_covered:
+            return
+        self.is_covered = True
+        for put, _ in self._covers:
+            put()
+
+    def uncover(self) -> None:
+        """Take the covers away, for good."""
+        was_covered, self.is_covered, self.is_bare = self.is_covered, False, True
+        if was_covered:
+            for _, take in self._covers:
+                take()
 
     def on_undo(self, action: Callable[[], object]) -> None:
         """Run an action when the recording ends, such as the removal of a hook."""
@@ -72,13 +110,21 @@ class Patches:
         while self._undo:
             self._undo.pop()()
         self._listening.clear()
+        self._covers.clear()
+        self.is_covered = False
 
 
-def _restore(owner: Any, name: str, original: Any, ours: Any, *, inherited: bool) -> None:
+def exchange(owner: Any, name: str, ours: Any, made: Any) -> None:
+    """Put another function in the place of one that is still there."""
+    if vars(owner).get(name) is ours:
+        setattr(owner, name, made)
+
+
+def _restore(owner: Any, name: str, original: Any, ours: tuple[Any, Any], *, inherited: bool) -> None:
     # Somebody may have patched on top of us meanwhile; taking theirs away would be worse than staying as
     # a pass-through underneath.
     present = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name, None)
-    if present is not ours:
+    if not any(present is each for each in ours):
         return
     if inherited:
         delattr(owner, name)

@@ -134,7 +134,7 @@ class Policy:
         reason, self._reason = self._reason, ""
         self._stops, self._allowed, self._on_hit = False, 0, "log"
         self._hits.clear()
-        self.optimizers.depth = 0
+        self.recorder.updating = 0
         self.stopped = f"at step {self.recorder.step}: {reason}"
         self._tell(f"clew: stopped {self.stopped}")
         raise SystemExit(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.gates import Gates
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.probe_functions import replace_function
 
@@ -41,9 +42,10 @@ class EvaluationProbe:
         """Begin to see root calls."""
         patches.listen(self.recorder.on_root, self._see)
         patches.listen(self.recorder.on_pass, self._see_pass)
+        gates = Gates(self.recorder)
         for owner, names in _LOSSES:
             for name in names:
-                replace_function(patches, owner, name, self._make_loss)
+                replace_function(patches, owner, name, self._make_loss, gates.evaluate)
         patches.on_undo(self._finish)
         self.recorder.note("probe", {"probe": "evaluation"})
 

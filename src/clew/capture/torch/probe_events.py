@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad
 
 from clew.capture.clock import CLEW
 from clew.capture.frame_variables import variables_of
+from clew.capture.torch.gates import Gates
 from clew.capture.torch.naming import user_frames
 from clew.capture.torch.probe_signature import CLEARED, CLIPPED, SCALED, SCALER_STEP
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from clew.capture.torch.optimizers import OptimizerLens
     from clew.capture.torch.patches import Patches
-    from clew.capture.torch.probe_signature import Signature
     from clew.capture.torch.recorder import Recorder
 
 _OWN: Final = tuple(
@@ -60,10 +60,7 @@ class LoopEvents:
         self.optimizers = optimizers
         self.on_made: list[Callable[[torch.optim.Optimizer], None]] = []
         """An optimizer was made."""
-        self.on_stepping: list[Callable[[torch.optim.Optimizer, bool], None]] = []
-        """An optimizer is about to step; True where a closure will compute the gradients inside."""
-        self.on_stepped: list[Callable[[torch.optim.Optimizer, bool], None]] = []
-        """An optimizer has stepped."""
+        self.on_stepping, self.on_stepped = recorder.on_stepping, recorder.on_stepped
         self.on_cleared: list[Callable[[Any], None]] = []
         """``zero_grad`` of an optimizer or a module was called."""
         self.on_clipped: list[Callable[[list[torch.Tensor], Any], None]] = []
@@ -78,10 +75,6 @@ class LoopEvents:
         """The state of a scheduler was loaded."""
         self.on_loader: list[Callable[[Any, Any], None]] = []
         """A data loader begins to give batches, through an iterator."""
-        self.signature: Signature | None = None
-        """Told of everything by the shortest way, also while all listeners rest; None in steps it does not take."""
-        self.on_ended: Callable[[], None] | None = None
-        """Called after each step of an optimizer, by the shortest way: all listeners have been told."""
         self._known: dict[int, Known] = {}
         self._at_making = [self._note_line]
 
@@ -90,8 +83,13 @@ class LoopEvents:
         self.optimizers.events = self
         patches.on_undo(self._leave)
         patches.replace(torch.optim.Optimizer, "__init__", self._make_init)
+        listen = Gates(self.recorder).listen
+
+        def gate(original: Any, general: Any) -> Any:
+            return listen(original, general, self.recorder.signing, self.on_cleared)
+
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            patches.replace(owner, "zero_grad", self._make_zero_grad)
+            patches.replace(owner, "zero_grad", self._make_zero_grad, gate)
         if hasattr(clip_grad, "_clip_grads_with_norm_"):
             # Inside torch's own function: seen under every name it was imported by, and its warnings stay in place.
             patches.replace(clip_grad, "_clip_grads_with_norm_", self._make_clip)
@@ -133,9 +131,9 @@ class LoopEvents:
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Tell of an optimizer that is about to step."""
-        if self.signature is not None:
+        for signature in self.recorder.signing:
             try:
-                self.signature.see_stepping(optimizer)
+                signature.see_stepping(optimizer)
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 self.fail(error)
         if self.on_stepping:
@@ -147,7 +145,8 @@ class LoopEvents:
 
     def fail(self, error: Exception) -> None:
         """Answer for a fault of whoever is told by the shortest way, and tell it no more."""
-        self.signature = self.on_ended = None
+        self.recorder.signing.clear()
+        self.recorder.turns = None
         self.recorder.guard.fault(error, "signature of the loop", step=self.recorder.step)
 
     def _note_line(self, optimizer: torch.optim.Optimizer) -> None:
@@ -170,8 +169,8 @@ class LoopEvents:
             if is_dynamo_compiling():
                 return original(owner, *args, **kwargs)
             result = original(owner, *args, **kwargs)
-            if self.signature is not None:
-                self.signature.see(CLEARED)
+            for signature in self.recorder.signing:
+                signature.see(CLEARED)
             if self.on_cleared:
                 self.tell(self.on_cleared, owner)
             return result
@@ -184,8 +183,8 @@ class LoopEvents:
             parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
         ) -> Any:
             if not torch.compiler.is_compiling() and isinstance(parameters, list):
-                if self.signature is not None:
-                    self.signature.see(CLIPPED)
+                for signature in self.recorder.signing:
+                    signature.see(CLIPPED)
                 self.tell(self.on_clipped, parameters, total_norm)
             return original(parameters, max_norm, total_norm, *args, **kwargs)
 
@@ -197,8 +196,8 @@ class LoopEvents:
         @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
-            if self.signature is not None:
-                self.signature.see(SCALED)
+            for signature in self.recorder.signing:
+                signature.see(SCALED)
             self.tell(self.on_scaled, scaler)
             return result
 
@@ -207,8 +206,8 @@ class LoopEvents:
     def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if self.signature is not None:
-                self.signature.see(SCALER_STEP)
+            for signature in self.recorder.signing:
+                signature.see(SCALER_STEP)
             self.tell(self.on_scaler_step, scaler, optimizer, True)
             try:
                 return original(scaler, optimizer, *args, **kwargs)

@@ -16,6 +16,7 @@ import torch.jit._builtins
 import torch.nn.functional as F
 
 from clew.capture.frame_variables import variables_of
+from clew.capture.torch.patches import exchange
 from clew.capture.torch.probe_events import find_line
 
 if TYPE_CHECKING:
@@ -143,17 +144,27 @@ class FunctionWatch:
 
 
 def replace_function(
-    patches: Patches, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    patches: Patches,
+    owner: Any,
+    name: str,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    cover: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[], None]:
     """Replace one of torch's own functions until the recording ends or the returned function is called.
 
-    Scripted models may still call it.
+    Scripted models may still call it. A cover is one of ``Patches.replace``.
     """
     original, was_own = getattr(owner, name), name in vars(owner)
-    function = make(original)
-    setattr(owner, name, function)
-    _register(function, name)
-    undo = functools.partial(_undo, owner, name, function, original if was_own else None)
+    made = make(original)
+    gate = made if cover is None else cover(original, made)
+    setattr(owner, name, made)
+    _register(made, name)
+    if gate is not made:
+        _register(gate, name)
+        patches.add_cover(
+            lambda: exchange(owner, name, made, gate), lambda: exchange(owner, name, gate, made)
+        )
+    undo = functools.partial(_undo, owner, name, (gate, made), original if was_own else None)
     patches.on_undo(undo)
     return undo
 
@@ -165,8 +176,8 @@ def _register(function: Any, name: str) -> None:
         table[id(function)] = f"aten::{name}"
 
 
-def _undo(owner: Any, name: str, ours: Any, original: Any) -> None:
-    if vars(owner).get(name) is not ours:
+def _undo(owner: Any, name: str, ours: tuple[Any, Any], original: Any) -> None:
+    if not any(vars(owner).get(name) is each for each in ours):
         return
     if original is None:
         delattr(owner, name)
@@ -175,7 +186,8 @@ def _undo(owner: Any, name: str, ours: Any, original: Any) -> None:
     table = torch.jit._builtins._builtin_table
     if table is not None:
         # Made while ours was in place, the table knows ours alone.
-        table.pop(id(ours), None)
+        for each in ours:
+            table.pop(id(each), None)
         _register(getattr(owner, name), name)
 
 

@@ -116,8 +116,8 @@ class RepeatProbe:
             result = original(*args, **kwargs)
             value = args[0] if args else next(iter(kwargs.values()), None)
             if isinstance(value, int):
-                if self.events.signature is not None:
-                    self.events.signature.see(SEEDED)
+                for signature in self.recorder.signing:
+                    signature.see(SEEDED)
                 self.events.tell(told, name, value)
             return result
 

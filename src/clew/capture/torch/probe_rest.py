@@ -130,7 +130,7 @@ class Rest:
         self.recorder.sentinel = self._see_root
         self.signature.begin()
         self.signature.on_reason, self.signature.on_turn = self._see_reason, self._switch
-        self.events.on_ended = self.signature.end_step
+        self.recorder.turns = self.signature
         patches.on_undo(self._leave)
         patches.on_undo(register_module_module_registration_hook(self._see_part).remove)
         patches.on_undo(register_module_parameter_registration_hook(self._see_part).remove)
@@ -142,7 +142,8 @@ class Rest:
 
     def _leave(self) -> None:
         self.recorder.sentinel = None
-        self.events.signature = self.events.on_ended = None
+        self.recorder.signing.clear()
+        self.recorder.turns = None
 
     # ---------------------------------------------------------------- a loop that changes
 
@@ -166,7 +167,7 @@ class Rest:
     def _switch(self) -> None:
         """Have the signature told of what happens, or not."""
         is_on, listeners = self.signature.is_on, self.recorder.on_each_loss
-        self.events.signature = self.signature if is_on else None
+        self.recorder.signing[:] = [self.signature] if is_on else []
         self.recorder.calm.clear()
         if not is_on and self._listener in listeners:
             listeners.remove(self._listener)

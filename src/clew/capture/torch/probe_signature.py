@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from clew.capture.beat import Turns
 from clew.capture.torch.glance import stamp
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.unheard import ask_unheard
@@ -125,7 +126,7 @@ class Places:
         return not code.co_filename.startswith(_OWN)
 
 
-class Signature:
+class Signature(Turns):
     """Tells when something in the loop is as it never was before; ``reason`` says what, until a look begins."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -139,8 +140,9 @@ class Signature:
         """Called when what follows is to be taken where the last steps were not, or the reverse."""
         self.batch = 0
         """The first dimension of what the last model gave."""
-        self._steps = 0
-        self._turn, self._next_turn = _ATTENTIVE_STEPS, 1
+        self.steps = 0
+        self.turn, self._next_turn = _ATTENTIVE_STEPS, 1
+        """Steps until what follows is taken where the last were not, or the reverse; and for how many it is then."""
         self._turns = 0
         self._looks = 0
         self._learns_until = _SETTLING
@@ -154,7 +156,8 @@ class Signature:
         self._number = 0
         self._places: set[tuple[int, ...]] = set()
         self._find_place = Places().find
-        self._lowest, self._highest = 0.0, 0.0
+        self.lowest, self.highest = 0.0, 0.0
+        """Between these a loss is nothing new."""
         self._has_failed = False
         self._has_equal_samples: bool | None = None
 
@@ -171,9 +174,9 @@ class Signature:
         self.reason = ""
         self._looks += 1
         if self.is_on:
-            self._turn = _ATTENTIVE_STEPS
+            self.turn = _ATTENTIVE_STEPS
         else:
-            self._turn, self._next_turn = 1, _ATTENTIVE_STEPS
+            self.turn, self._next_turn = 1, _ATTENTIVE_STEPS
         self._learns_until = self.recorder.step + _SETTLING
         gap = _NEXT_LOOK << min(max(self._looks - _FREE_LOOKS, 0), 20)
         self._hears_from = self.recorder.step + gap
@@ -182,21 +185,21 @@ class Signature:
         """An optimizer has stepped: begin a look where something is new, take the signature of the next step or not."""
         if self.reason:
             self.on_reason()
-        self._steps += 1
+        self.steps += 1
         loss = self.recorder.last_loss
-        if loss is not None and not self._lowest <= loss <= self._highest:
+        if loss is not None and not self.lowest <= loss <= self.highest:
             self._see_level(loss)
-        self._turn -= 1
-        if self._turn > 0:
+        self.turn -= 1
+        if self.turn > 0:
             return
         self.is_on = not self.is_on
         if self.is_on:
-            self._turn, self._next_turn = self._next_turn, 1
+            self.turn, self._next_turn = self._next_turn, 1
             self._begin_turn()
         else:
             factor, modulus = _GAP_SPREAD
             grown = min(self._turns, _GAP_GROWTH)
-            self._turn = _SHORTEST_GAP + self._turns * factor % modulus + grown
+            self.turn = _SHORTEST_GAP + self._turns * factor % modulus + grown
             self._turns += 1
         self.on_turn()
 
@@ -299,7 +302,7 @@ class Signature:
         if held is None or held.groups != len(optimizer.param_groups):
             held = self._follow(optimizer)
         turn = held.at = held.at + 1 if held.at + 1 < len(held.parts) else 0
-        part, steps = held.parts[turn], self._steps
+        part, steps = held.parts[turn], self.steps
         versions = [None if now is None else now[1] for now in held.stamp(held.parameters[turn])]
         if versions == held.usual[turn]:
             for each in part:
@@ -316,11 +319,11 @@ class Signature:
                 state = None
             else:
                 before, each.version = each.version, version
-                at, each.at = each.at, self._steps
+                at, each.at = each.at, self.steps
                 if at < 0:
                     is_same = False
                     continue
-                state = round((version - before) / max(self._steps - at, 1), 2)
+                state = round((version - before) / max(self.steps - at, 1), 2)
             states = each.states
             if state not in states and len(states) < _MOST_STATES and self.notice("gradients"):
                 states.add(state)
@@ -336,10 +339,10 @@ class Signature:
 
     def _see_level(self, loss: float) -> None:
         """Take a loss that is negative for the first time, or far above the others."""
-        if loss < 0 and self._lowest == 0 and self.notice("sign of the loss"):
-            self._lowest = -inf
-        if abs(loss) > self._highest and self.notice("level of the loss"):
-            self._highest = _HIGH_LOSS * abs(loss)
+        if loss < 0 and self.lowest == 0 and self.notice("sign of the loss"):
+            self.lowest = -inf
+        if abs(loss) > self.highest and self.notice("level of the loss"):
+            self.highest = _HIGH_LOSS * abs(loss)
 
 
 def find_place(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clew.capture.settings import Settings
+    from clew.capture.torch.probe_signature import Signature
     from clew.capture.torch.registry import ModuleEntry
     from clew.model.record import Batch
     from clew.model.sink import Sink
@@ -148,6 +149,17 @@ class Recorder(Beat):
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
 
+    def _make_room_for_gates(self) -> None:
+        self.nested = 0
+        """How many root calls are going on by the general way, in whatever thread."""
+        self.updating = 0
+        """How many steps of optimizers are going on, one inside another."""
+        self.resumes = 0
+        """The phase that goes on after the step of an optimizer."""
+        self.quiet_with = -1
+        """With so many optimizers the end of a pass has nothing to tell but that all is well; -1 if it may have."""
+        self.wants_loss = self.wants["loss"]
+
     def _make_room_for_numbers(self) -> None:
         self.keys: list[int] = []
         self.copies: list[tuple[int, int]] = []
@@ -168,6 +180,7 @@ class Recorder(Beat):
         self.spent_elsewhere: Callable[[], float] = lambda: 0.0
         """Returns the seconds that clew's own threads have taken so far, which the training's clock does not see."""
         self._spent_elsewhere = 0.0
+        self._make_room_for_gates()
 
     def _make_room_for_probes(self) -> None:
         self.on_call: list[Callable[[Call], None]] = []
@@ -202,6 +215,14 @@ class Recorder(Beat):
         """Called in the training's own thread after a step has ended and before the next one begins."""
         self.on_seldom: list[Callable[[], None]] = []
         """Called as ``on_end``, in the first steps and seldom afterwards."""
+        self.on_stepping: list[Callable[[torch.optim.Optimizer, bool], None]] = []
+        """An optimizer is about to step; True where a closure will compute the gradients inside."""
+        self.on_stepped: list[Callable[[torch.optim.Optimizer, bool], None]] = []
+        """An optimizer has stepped."""
+        self.signing: list[Signature] = []
+        """The signature of the loop in steps that it takes: it is told of everything by the shortest way."""
+        self.turns: Signature | None = None
+        """The same, as long as it is told of the end of each step of an optimizer: all listeners have been."""
         self.prompt = False
         """Whether each step is handed over at once: somebody acts on it."""
         self.is_followed = False

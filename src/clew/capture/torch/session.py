@@ -65,7 +65,7 @@ class TorchSession:
             ScalingLens(self.recorder, self.optimizers),
             batches,
             saved,
-            Uncompiled(),
+            Uncompiled(self.recorder),
             StatsProbe(self.recorder),
             ObjectiveProbe(self.recorder, saved),
             *make_loop_probes(self.recorder, self.optimizers, saved),

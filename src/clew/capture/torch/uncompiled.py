@@ -10,32 +10,77 @@ from __future__ import annotations
 import functools
 import sys
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
+
+from clew.capture.torch.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from clew.capture.torch.patches import Patches
+    from clew.capture.torch.recorder import Recorder
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 _marked: set[str] = set()
+
+_FIRST_STEPS: Final = 16
 
 _INSIDE_GRAPHS = ("clew.api.taps", "clew.api.media", "clew.capture.torch.taps", "clew.capture.torch.check")
 """Prints, checks and taps stand in the user's own code, and are compiled with it."""
 
 
 class Uncompiled:
-    """Marks clew's functions as soon as somebody compiles."""
+    """Marks clew's functions as soon as somebody compiles, and has the gates put up where nobody does."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._patches = Patches()
+        self._listener = self._cover
 
     def install(self, patches: Patches) -> None:
         """Mark them now where the compiler is loaded, and with the next ``torch.compile`` otherwise."""
+        self._patches = patches
         if "torch._dynamo" in sys.modules:
             mark_own_functions()
-        patches.replace(torch, "compile", _make_compile)
+        patches.replace(torch, "compile", self._make_compile)
+        # It looks the method that it compiles up before it calls the function above.
+        patches.replace(torch.nn.Module, "compile", self._make_compile)
+        patches.listen(self._recorder.on_seldom, self._listener)
+        self._cover()
+
+    def _cover(self) -> None:
+        """Put the gates up once the first steps are over and the compiler is there, to hear when it begins."""
+        graphs = sys.modules.get("torch._dynamo.output_graph")
+        if self._recorder.step < _FIRST_STEPS or graphs is None:
+            return
+        if self._listener in self._recorder.on_seldom:
+            self._recorder.on_seldom.remove(self._listener)
+        if _has_compiled() or not hasattr(graphs, "OutputGraph"):
+            self._patches.uncover()
+        elif not self._patches.is_bare:
+            self._patches.replace(graphs.OutputGraph, "__init__", self._make_graph)
+            self._patches.cover()
+
+    def _make_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            mark_own_functions()
+            self._patches.uncover()
+            return original(*args, **kwargs)
+
+        return compile
+
+    def _make_graph(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # Whoever traces with the compiler, by whatever function: nothing was looked up yet.
+        @functools.wraps(original)
+        def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
+            self._patches.uncover()
+            original(*args, **kwargs)
+
+        return __init__
 
 
 def uncompiled(function: _Function) -> _Function:
@@ -44,13 +89,10 @@ def uncompiled(function: _Function) -> _Function:
     return function
 
 
-def _make_compile(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        mark_own_functions()
-        return original(*args, **kwargs)
-
-    return compile
+def _has_compiled() -> bool:
+    """Return whether something was compiled before, or nobody knows."""
+    backends = getattr(sys.modules["torch._dynamo.eval_frame"], "cached_backends", None)
+    return backends is None or any(map(callable, backends.values()))  # None is what keeps from compiling
 
 
 def mark_own_functions() -> None:

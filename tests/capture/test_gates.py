@@ -1,0 +1,332 @@
+"""Gates let quiet steps through without a line of clew's Python, and are gone where the compiler comes."""
+
+import gc
+import sys
+import threading
+import types
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.mutation_guard import install_generation_tagging_init
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+import clew
+from clew.capture.torch import gates, uncompiled
+
+QUIET = 120
+"""By this step of a loop that is recorded every 40th, nothing is new any more."""
+
+OWN = str(Path(clew.__file__).parent)
+
+pytestmark = pytest.mark.skipif(gates.KERNEL is None, reason="the kernel was not built")
+
+install_generation_tagging_init()  # as the first call of something compiled does, for good
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_compiled(monkeypatch):
+    """Other tests of this process may have compiled something."""
+    monkeypatch.setattr(uncompiled, "_has_compiled", lambda: False)
+
+
+class Net(torch.nn.Module):
+    """Two layers, and something that may happen between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+        self.between = lambda: None
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        self.between()
+        return self.second(x)
+
+
+class Loop:
+    """A plain training that can be taken step by step."""
+
+    def __init__(self):
+        torch.manual_seed(5)
+        self.model = Net()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.x, self.y = torch.randn(16, 4), torch.randint(3, (16,))
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def steps(self, number):
+        return [self.step() for _ in range(number)]
+
+    def watch(self, folder, **settings):
+        return clew.watch(
+            self.model, self.optimizer, out=folder, name="run", every=40, status=False, **settings
+        )
+
+
+def recorder_of(watch):
+    return watch._recording.session.recorder
+
+
+def frames_of_clew(act):
+    """Return the functions of clew that run while ``act`` does."""
+    seen = []
+
+    def see(frame, event, _arg):
+        if event == "call" and frame.f_code.co_filename.startswith(OWN):
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(see)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def hooks():
+    return [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()]
+
+
+def places():
+    """Return what stands where torch calls clew in quiet steps."""
+    return [
+        vars(torch.nn.Module)["_call_impl"],
+        vars(torch.nn.Module)["zero_grad"],
+        vars(torch.optim.Optimizer)["zero_grad"],
+        torch.autograd.backward,
+        torch._C._nn.cross_entropy_loss,
+        *hooks(),
+    ]
+
+
+def is_gate(thing):
+    return "Gate" in type(getattr(thing, "__self__", thing)).__name__
+
+
+def test_a_quiet_step_runs_no_python_of_clew(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path):
+        seen = [frames_of_clew(loop.step) for _ in range(QUIET + 40)]
+    assert sum(not each for each in seen[QUIET:]) >= 20
+    plain = frames_of_clew(loop.step)
+    assert not plain
+
+
+def test_gates_come_and_go(tmp_path):
+    loop = Loop()
+    before = places()
+    with loop.watch(tmp_path) as watch:
+        loop.steps(QUIET)
+        inside = places()
+        watch.pause()
+        assert places() == before
+        watch.resume()
+        loop.steps(QUIET)
+    assert places() == before
+    assert sum(map(is_gate, inside)) == 7
+
+
+def test_a_finished_recording_is_let_go(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path) as watch:
+        loop.steps(QUIET)
+        kept = weakref.ref(recorder_of(watch))
+    del watch
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("way", ["function", "method"])
+def test_compiling_takes_the_gates_away(tmp_path, way):
+    loop, plain = Loop(), Loop()
+    with loop.watch(tmp_path) as watch:
+        losses = loop.steps(QUIET)
+        assert any(map(is_gate, places()))
+        if way == "function":
+            loop.model.forward = torch.compile(loop.model.forward, backend="eager")
+        else:
+            loop.model.compile(backend="eager")
+        assert not any(map(is_gate, places()))
+        assert isinstance(vars(torch.nn.Module)["_call_impl"], types.FunctionType)
+        losses += loop.steps(QUIET)
+        watch.pause()
+        watch.resume()
+        assert not any(map(is_gate, places()))
+        losses += loop.steps(10)
+        assert not recorder_of(watch).guard.take()
+    assert losses == plain.steps(2 * QUIET + 10)
+    run = clew.open_run(tmp_path / "run")
+    assert run.scalars()["loss"].values.tolist() == losses
+
+
+def test_what_was_compiled_before_keeps_gates_away(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    loop = Loop()
+    with loop.watch(tmp_path):
+        assert not any(map(is_gate, places()))
+        loop.steps(3)
+    torch._dynamo.reset()
+
+
+def test_compiling_inside_a_quiet_call(tmp_path):
+    loop, plain = Loop(), Loop()
+    with loop.watch(tmp_path) as watch:
+        recorder = recorder_of(watch)
+        losses = loop.steps(QUIET)
+        compiled = []
+
+        def compile_once():
+            if recorder.inside and not compiled:
+                compiled.append(torch.compile(lambda x: x, backend="eager"))
+
+        loop.model.between = compile_once
+        losses += loop.steps(20)
+        assert compiled
+        assert not any(map(is_gate, places()))
+        assert not recorder.inside
+    assert losses == plain.steps(len(losses))
+    assert clew.open_run(tmp_path / "run").scalars()["loss"].values.tolist() == losses
+
+
+def test_export_by_the_compiler_goes_through(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path):
+        loop.steps(QUIET)
+        given = torch.randn(2, 8)
+        exported = torch.export.export(loop.model.second, (given,), strict=True)
+        loop.steps(5)
+        assert torch.equal(exported.module()(given), loop.model.second(given))
+
+
+def test_an_exception_inside_a_quiet_call_goes_on_as_it_is(tmp_path):
+    loop, plain = Loop(), Loop()
+    was_quiet = []
+
+    with loop.watch(tmp_path) as watch:
+        recorder = recorder_of(watch)
+
+        def fail():
+            was_quiet.append(bool(recorder.inside))
+            raise KeyError("mine")
+
+        losses = loop.steps(QUIET)
+        for _ in range(5):
+            loop.model.between = fail
+            with pytest.raises(KeyError, match="mine") as caught:
+                loop.step()
+            if was_quiet[-1]:
+                assert not any(str(entry.path).startswith(OWN) for entry in caught.traceback)
+            assert not recorder.inside
+            assert not recorder.nested
+            loop.model.between = lambda: None
+            losses += loop.steps(7)
+    assert any(was_quiet)
+    assert losses == plain.steps(len(losses))
+    assert clew.open_run(tmp_path / "run").scalars()["loss"].values.tolist() == losses
+
+
+def test_a_backward_that_raises_in_a_quiet_step(tmp_path):
+    loop = Loop()
+
+    class Refuse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("no way back")
+
+    with loop.watch(tmp_path) as watch:
+        losses = loop.steps(QUIET)
+        with pytest.raises(ValueError, match="no way back"):
+            Refuse.apply(loop.model(loop.x).sum()).backward()
+        assert recorder_of(watch).in_backward == 0
+        losses += loop.steps(20)
+    assert clew.open_run(tmp_path / "run").scalars()["loss"].values.tolist() == losses
+
+
+def test_modes_of_the_user_hear_what_they_hear_without_clew(tmp_path):
+    class Listen(torch.overrides.TorchFunctionMode):
+        def __init__(self):
+            super().__init__()
+            self.heard = []
+
+        def __torch_function__(self, function, kinds, args=(), kwargs=None):
+            self.heard.append(getattr(function, "__name__", str(function)))
+            return function(*args, **(kwargs or {}))
+
+    heard = []
+    for is_watched in (False, True):
+        loop, listen = Loop(), Listen()
+        if is_watched:
+            with loop.watch(tmp_path):
+                loop.steps(QUIET)
+                with listen:
+                    loop.steps(3)
+        else:
+            loop.steps(QUIET)
+            with listen:
+                loop.steps(3)
+        heard.append(listen.heard)
+    assert heard[0] == heard[1]
+    assert heard[0]
+
+
+def test_another_thread_calls_the_model_during_a_quiet_call(tmp_path):
+    loop, plain = Loop(), Loop()
+    outputs = []
+
+    def call_elsewhere():
+        thread = threading.Thread(target=lambda: outputs.append(loop.model.second(torch.ones(1, 8))))
+        thread.start()
+        thread.join()
+
+    with loop.watch(tmp_path) as watch:
+        losses = loop.steps(QUIET)
+        loop.model.between = call_elsewhere
+        losses += loop.steps(10)
+        assert not recorder_of(watch).inside
+    assert len(outputs) == 10
+    assert losses == plain.steps(QUIET + 10)
+
+
+def test_what_stands_there_answers_like_the_function(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path):
+        loop.steps(QUIET)
+        assert torch.autograd.backward.__name__ == "backward"
+        assert torch.nn.Module._call_impl.__name__ == "_call_impl"
+        assert loop.model._call_impl.__self__ is loop.model
+        assert loop.optimizer.zero_grad.__name__ == "zero_grad"
+        assert torch.nn.Module._call_impl(loop.model, loop.x).shape == (16, 3)
+        assert vars(torch.nn.Module)["_call_impl"](loop.model, loop.x).shape == (16, 3)
+
+
+def test_two_recordings_at_once(tmp_path):
+    loop, plain = Loop(), Loop()
+    with (
+        loop.watch(tmp_path / "one") as outer,
+        loop.watch(tmp_path / "two"),
+    ):
+        losses = loop.steps(QUIET)
+        assert any(map(is_gate, places()))
+        del outer
+    assert losses == plain.steps(QUIET)
+    for name in ("one", "two"):
+        assert clew.open_run(tmp_path / name / "run").scalars()["loss"].values.tolist() == losses
+
+
+def test_gates_refuse_what_they_are_not_made_for():
+    with pytest.raises(TypeError, match="compiled clock and owner"):
+        gates.KERNEL.CallGate(original=len, general=len, beat=object(), flags={}, ask=len, fail=len, phase=0)
+    with pytest.raises(TypeError, match="cannot create"):
+        gates.KERNEL.GatedCall()
