@@ -330,3 +330,49 @@ def test_gates_refuse_what_they_are_not_made_for():
         gates.KERNEL.CallGate(original=len, general=len, beat=object(), flags={}, ask=len, fail=len, phase=0)
     with pytest.raises(TypeError, match="cannot create"):
         gates.KERNEL.GatedCall()
+
+
+def record_all(folder, name, **settings):
+    """Train with everything recorded, through a module that returns what it was given, and one called twice."""
+    torch.manual_seed(2)
+    part = torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(part, torch.nn.Identity(), part, torch.nn.ReLU(inplace=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with clew.watch(model, optimizer, out=folder, name=name, status=False, budget="off", **settings) as watch:
+        for step in range(40):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            if step == 30:
+                model.eval()
+                model(torch.randn(2, 4))
+                model.train()
+        assert not recorder_of(watch).seeing
+        assert not recorder_of(watch).guard.take()
+    return clew.open_run(folder / name)
+
+
+@pytest.mark.parametrize("kinds", ["output,grad_output,param,grad", "input,output"])
+def test_recorded_steps_are_the_same_without_gates(tmp_path, monkeypatch, kinds):
+    run = record_all(tmp_path, "gates", kinds=kinds, hashes=True)
+    monkeypatch.setattr(gates, "KERNEL", None)
+    expected = record_all(tmp_path, "none", kinds=kinds, hashes=True)
+    rows = list(run.stats())
+    assert len(rows) > 100
+    assert repr(rows) == repr(list(expected.stats()))  # in which a NaN is like another
+
+
+def test_an_output_that_clew_fails_at_ends_that_site_alone(tmp_path, monkeypatch):
+    loop, plain = Loop(), Loop()
+    with clew.watch(
+        loop.model, loop.optimizer, out=tmp_path, name="run", status=False, budget="off"
+    ) as watch:
+        losses = loop.steps(30)
+        entry = recorder_of(watch).registry.modules[id(loop.model.first)]
+        entry.site = "no number"
+        losses += loop.steps(10)
+        assert entry.off
+    assert losses == plain.steps(40)
+    run = clew.open_run(tmp_path / "run")
+    assert len(run.series("second", "output", "l2").values) == 40
+    assert len(run.series("first", "output", "l2").values) == 30

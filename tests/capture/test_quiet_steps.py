@@ -120,7 +120,7 @@ def test_the_ledgers_agree():
     fast, slow = Ledger(), SlowLedger()
     for ledger in (fast, slow):
         ledger.share, ledger.cost, ledger.most, ledger.warmup_steps = 0.02, 0.5, 1.0, 3
-        ledger.forced_until = 5
+        ledger.forced_until, ledger.unseen = 5, 0.002
     answers = []
     for ledger in (fast, slow):
         seen = []

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from clew.doctor.rule import Rule
     from clew.doctor.watchpoint import Watcher
     from clew.model.finding import Diagnosis, Finding
-    from clew.model.record import RunInfo, Site, StepRecord
+    from clew.model.record import RunInfo, Site, StepRecord, Stretch
     from clew.query import Run
     from clew.store.notes import NoteFile
 
 _SHARE: Final = 0.02
-"""Part of the run's time that looking may take; a look that would cost more waits until the run has paid for it."""
+_LATE: Final = 1000
+_LATE_SHARE: Final = 0.001
+"""Part of the run's time that looking may take; a look that would cost more waits until the run has paid for it. After
+so many steps, when little is new any more, it is less."""
 
 
 def diagnose(run: Run | str | Path, *, watch: str | Iterable[str] = ()) -> Diagnosis:
@@ -70,7 +73,7 @@ class LiveDoctor:
         self._waiting: deque[dict[str, Any]] = deque()
         self._unwritten: deque[dict[str, Any]] = deque()
         self._started = perf_counter()
-        self._looking = self._last_look = 0.0
+        self._looking = self._last_look = self._looked_at = 0.0
         self._was_alarmed = False
 
     # ---------------------------------------------------------------- what comes in
@@ -89,11 +92,31 @@ class LiveDoctor:
             if self._watcher is not None:
                 self._watch(self._watcher, record)
             self._is_due = self._looks.is_due(self.case, record) or self._is_due
-            if self._is_due and self._may_look():
-                self._unwritten.append({"step": record.step, "kind": "look"})
-                self._look()
+            self._look_if_due()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._switch_off(error)
+
+    @property
+    def takes_stretches(self) -> bool:
+        """Whether many steps can come at once: nobody watches each of them."""
+        return self._watcher is None
+
+    def put_stretch(self, stretch: Stretch) -> None:
+        """Take steps in a row of which only numbers were taken, and look when it is time."""
+        try:
+            self._take_notes(stretch.last)
+            if self._is_off:
+                return
+            self.case.add_stretch(stretch)
+            self._is_due = self._looks.is_due_after(self.case, stretch) or self._is_due
+            self._look_if_due()
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._switch_off(error)
+
+    def _look_if_due(self) -> None:
+        if self._is_due and self._may_look():
+            self._unwritten.append({"step": self.case.step, "kind": "look"})
+            self._look()
 
     def update_info(self, info: RunInfo) -> None:
         """Take newer provenance."""
@@ -125,7 +148,9 @@ class LiveDoctor:
 
     def _take_notes(self, step: float) -> None:
         # Records may come from the writer's thread while the training adds notes: take what is there, one by one.
-        if step > 0:  # the first step is slow enough; its notes are written with those of the next
+        if (
+            step > 0 and self._unwritten
+        ):  # the first step is slow enough; its notes are written with those of the next
             unwritten = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
             self._notes.add_notes(unwritten)
         while self._waiting and self._waiting[0]["step"] <= step:
@@ -152,14 +177,18 @@ class LiveDoctor:
         if self._looks.was_alarmed and not self._was_alarmed:
             self._was_alarmed = True
             return True
-        return self._looking + self._last_look <= _SHARE * (perf_counter() - self._started)
+        now = perf_counter()
+        if self.case.steps > _LATE and now - self._looked_at < self._last_look / _LATE_SHARE:
+            return False
+        return self._looking + self._last_look <= _SHARE * (now - self._started)
 
     def _look(self) -> None:
         started = perf_counter()
         self._is_due = False
         self.case.verdicts = read_verdicts(self._folder)
         fresh = self.doctor.look(self.case)
-        self._last_look = perf_counter() - started
+        self._looked_at = perf_counter()
+        self._last_look = self._looked_at - started
         self._looking += self._last_look
         if fresh:
             self._publish(fresh)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clew.capture.clock import PHASES
+from clew.model.record import Stretch
 from clew.model.schema import KINDS
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ class Progress:
         plain = self._wall - self._cost
         return self._cost / plain if plain > 0 else None
 
-    def take(self, recorder: Recorder, record: StepRecord) -> None:
-        """Take note of a finished step."""
+    def take(self, recorder: Recorder, record: StepRecord | Stretch) -> None:
+        """Take note of a finished step, or of several."""
+        if isinstance(record, Stretch):
+            self._take_stretch(recorder, record)
+            return
         wall = 0.0
         for name, value, _ in record.scalars:
             if name in _TIMES:
@@ -47,13 +51,29 @@ class Progress:
                     self._cost += value
             elif name == "memory.process":
                 self._memory = value
-        self._wall += wall
-        if wall > 0:
-            self._rate = 1 / wall if self._rate is None else _SMOOTH * self._rate + (1 - _SMOOTH) / wall
+        self._add_wall(wall, 1)
         self._loss = recorder.last_loss
         self._step = record.step
         if not self.worst:
             self.worst = _find_worst(recorder, record)
+
+    def _take_stretch(self, recorder: Recorder, stretch: Stretch) -> None:
+        sums = {
+            name: float(values.sum()) for (name, _), (_, values) in stretch.columns.items() if name in _TIMES
+        }
+        self._data += sums.get(_DATA, 0.0)
+        self._cost += sums.get(_CLEW, 0.0)
+        self._add_wall(sum(sums.values()), stretch.steps)
+        memory = stretch.columns.get(("memory.process", 0))
+        if memory is not None:
+            self._memory = float(memory[1][-1])
+        self._loss, self._step = recorder.last_loss, stretch.last
+
+    def _add_wall(self, seconds: float, steps: int) -> None:
+        self._wall += seconds
+        if seconds > 0:
+            past = _SMOOTH**steps if self._rate is not None else 0.0
+            self._rate = past * (self._rate or 0.0) + (1 - past) * steps / seconds
 
     def shown(self) -> dict[str, Any]:
         """Return what the status line shows."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clew.capture.torch.snapshot import SnapshotLens
     from clew.doctor.watchpoint import Watcher
     from clew.model.finding import Finding
-    from clew.model.record import RunInfo, StepRecord
+    from clew.model.record import RunInfo, StepRecord, Stretch
     from clew.replay.stops import Stops
     from clew.store.notes import NoteFile
     from clew.store.writer import Writer
@@ -323,7 +323,7 @@ class Recording:
         is_wanted = self.settings.status and self._is_script and provenance.read_rank() == 0
         return StatusLine(sys.stderr, enabled=is_wanted)
 
-    def _after_step(self, recorder: Recorder, record: StepRecord) -> None:
+    def _after_step(self, recorder: Recorder, record: StepRecord | Stretch) -> None:
         self._progress.take(recorder, record)
         if self._crash is not None:
             self._crash.end_step()

@@ -18,8 +18,9 @@ LONGEST_GAP: Final = 1000
 class SlowLedger:
     """The twin of the kernel's ``Ledger``."""
 
-    share = bank = most = cost = 0.0
-    """The part of the time that clew may take; what is saved of it, at most, in seconds; what a recorded step costs."""
+    share = bank = most = cost = unseen = 0.0
+    """The part of the time that clew may take; what is saved of it, at most, in seconds; what a recorded step costs,
+    and what each step costs that no clock sees."""
     period = warmup_steps = forced_until = thinned = since_last = 0
 
     def is_due(self, step: int) -> bool:
@@ -33,7 +34,8 @@ class SlowLedger:
     def pay(self, step: int, cost_seconds: float, wall_seconds: float) -> None:
         """Put a step's share of the time aside, and take what clew has cost in it."""
         if self.share and step >= self.warmup_steps:
-            saved = self.bank + self.share * (wall_seconds - cost_seconds) - cost_seconds
+            cost = cost_seconds + self.unseen
+            saved = self.bank + self.share * (wall_seconds - cost) - cost
             self.bank = min(self.most, saved)
 
 
@@ -52,10 +54,16 @@ class SlowTurns:
     lowest = highest = 0.0
 
 
+class SlowUpdates:
+    """The twin of the kernel's ``Updates``."""
+
+    __slots__ = ("known_groups", "rates", "stepped", "steps")
+
+
 class SlowBeat:
     """The twin of the kernel's ``Beat``: no step is quiet."""
 
-    nested = updating = inside = resumes = 0
+    nested = updating = inside = resumes = seeing = tag = 0
     quiet_with = -1
     wants_loss = False
 
@@ -98,12 +106,13 @@ class SlowCourse:
 
 
 if TYPE_CHECKING:
-    from clew.stats._kernel import Beat, Course, Holder, Ledger, Turns
+    from clew.stats._kernel import Beat, Course, Holder, Ledger, Turns, Updates
 else:
     Beat = getattr(BUILT, "Beat", SlowBeat)
     Course = getattr(BUILT, "Course", SlowCourse)
     Holder = getattr(BUILT, "Holder", SlowHolder)
     Ledger = getattr(BUILT, "Ledger", SlowLedger)
     Turns = getattr(BUILT, "Turns", SlowTurns)
+    Updates = getattr(BUILT, "Updates", SlowUpdates)
 
-__all__ = ["Beat", "Course", "Holder", "Ledger", "Turns"]
+__all__ = ["Beat", "Course", "Holder", "Ledger", "Turns", "Updates"]

@@ -10,10 +10,12 @@ import numpy as np
 
 from clew.capture.assemble import Columns, Layout, drop_unseen, merge_repeats
 from clew.capture.clock import PHASES
-from clew.model.record import Scalar, StepRecord, new_tuple
+from clew.model.record import Scalar, StepRecord, Stretch, new_tuple
 from clew.model.schema import STAT_INDEX, STAT_NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from clew.model.record import Batch, Fault
@@ -24,6 +26,10 @@ _RECORDED, _THINNED = Scalar("clew.recorded", 1.0), Scalar("clew.recorded", 0.0)
 _COUNT, _L2 = STAT_INDEX["count"], STAT_INDEX["l2"]
 _NAN, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["neg_inf"]
 _TIMES: Final = tuple(f"time.{name}" for name in PHASES)
+
+
+Parts = tuple[int, bool, list[float], Layout, "CutRows | None", bool, list[Scalar], "list[Batch]"]
+"""What a draft is made of."""
 
 
 @dataclass(slots=True)
@@ -88,6 +94,37 @@ class Draft:
             )
             for batch in self.batches
         )
+
+
+def is_thin(parts: Parts) -> bool:
+    """Return whether a step has nothing but numbers."""
+    return not parts[1] and parts[4] is None and not parts[7]
+
+
+def join(thin: Sequence[Parts]) -> Stretch:
+    """Return steps in a row that have nothing but numbers as one stretch: records of each would cost ten times that."""
+    taken: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+    for step, _, _, _, _, _, scalars, _ in thin:
+        for name, value, ordinal in scalars:
+            column = taken.get((name, ordinal))
+            if column is None:
+                column = taken[name, ordinal] = ([], [])
+            column[0].append(step)
+            column[1].append(value)
+    first, last = thin[0][0], thin[-1][0]
+    steps = np.arange(first, last + 1)
+    columns = {
+        key: (np.array(at) if len(at) < len(steps) else steps, np.array(values, np.float64))
+        for key, (at, values) in taken.items()
+    }
+    times = np.array([parts[2] for parts in thin]).T
+    for name, values in zip(_TIMES, times, strict=True):
+        if values.all():
+            columns[name, 0] = (steps, values)
+        elif values.any():
+            columns[name, 0] = (steps[values != 0], values[values != 0])
+    columns[_THINNED.name, 0] = (steps, np.zeros(len(steps)))
+    return Stretch(first, last, columns)
 
 
 def _add_norms(values: NDArray[np.float64], rows: NDArray[np.intp]) -> float:

@@ -14,9 +14,10 @@ _BANK_STEPS: Final = 2.0
 
 
 _SEEN: Final = 0.7
-"""Part of the budget for what the clock and those of clew's threads see. Torch calling our hooks and caches left cold
-make up the rest: some 60 µs a step by measurements against the plain loop, which is more than that on steps of a few
-milliseconds."""
+_UNSEEN_SECONDS: Final = 30e-6
+"""Part of the budget for what the clock and those of clew's threads see; caches left cold by what they see make up the
+rest. And what a step costs that they do not: torch finding its way past our gates, by measurements against the plain
+loop on steps of some milliseconds."""
 
 _PROBE_EVERY: Final = 25
 _PROBE_SHARE: Final = 20
@@ -35,6 +36,7 @@ class Schedule(Ledger):
         self.warmup_steps = warmup_steps
         self.forced_until = -1
         self.share = _SEEN * budget if budget is not None else 0.0
+        self.unseen = _UNSEEN_SECONDS
         self.recorded = 0
         self._found_until = -1
         self._probed_at = 0

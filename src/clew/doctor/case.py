@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clew.model.record import Batch, RunInfo, Site, StepRecord
+    from clew.model.record import Batch, RunInfo, Site, StepRecord, Stretch
 
 _MOST_BAD: Final = 256
 _BATCHES: Final = 1024
@@ -96,6 +96,18 @@ class Case:
             self.batches.add((record.step, batch))
         if len(record):
             self._add_rows(record)
+
+    def add_stretch(self, stretch: Stretch) -> None:
+        """Take the next steps, of which only numbers were taken."""
+        self._cache.clear()
+        self.steps += stretch.steps
+        self.step = stretch.last
+        for (name, ordinal), (steps, values) in stretch.columns.items():
+            label = f"{name}[{ordinal}]" if ordinal else name
+            series = self.scalars.get(label)
+            if series is None:
+                series = self.scalars[label] = Series()
+            series.extend(steps, values)
 
     def _add_rows(self, record: StepRecord) -> None:
         self._window.add(record)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from clew.doctor.catalogue import load_rules
 from clew.doctor.rule import NotJudged, Rule
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from clew.doctor.case import Case
-    from clew.model.record import StepRecord
+    from clew.model.record import StepRecord, Stretch
 
 _log = room_log("doctor")
 
@@ -30,6 +33,11 @@ _FIRST_LOOKS: Final = (3, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1
 _LOOK_EVERY: Final = 500
 
 
+def _count_looks(steps: int) -> int:
+    """Return how many looks are planned until so many steps are there."""
+    return bisect_right(_FIRST_LOOKS, steps) + max(0, steps // _LOOK_EVERY - _FIRST_LOOKS[-1] // _LOOK_EVERY)
+
+
 class Looks:
     """Says when the rules look: often at the start, then every few hundred steps, and at the first bad value."""
 
@@ -38,9 +46,15 @@ class Looks:
 
     def is_due(self, case: Case, record: StepRecord) -> bool:
         """Return whether to look now that a case has taken a record."""
-        steps = case.steps
-        is_planned = steps in _FIRST_LOOKS or (steps > _FIRST_LOOKS[-1] and steps % _LOOK_EVERY == 0)
-        return self._is_alarm(case, record) or is_planned
+        return self._is_alarm(case, record) or _count_looks(case.steps) > _count_looks(case.steps - 1)
+
+    def is_due_after(self, case: Case, stretch: Stretch) -> bool:
+        """Return whether to look now that a case has taken a stretch."""
+        losses = [values for (name, _), (_, values) in stretch.columns.items() if name == "loss"]
+        if not self.was_alarmed and not all(np.isfinite(values).all() for values in losses):
+            self.was_alarmed = True
+            return True
+        return _count_looks(case.steps) > _count_looks(case.steps - stretch.steps)
 
     def _is_alarm(self, case: Case, record: StepRecord) -> bool:
         if self.was_alarmed:

@@ -74,12 +74,22 @@ class Series:
         self.total += 1
         self._steps.append(step)
         self._values.append(value)
-        if len(self._steps) > 4 * SERIES_LENGTH:
-            for column in (self._steps, self._values):
-                del column[SERIES_LENGTH:-SERIES_LENGTH]
+        self._shorten()
+
+    def extend(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Take the numbers of several steps."""
+        self.total += len(steps)
+        self._steps.frombytes(steps.tobytes())
+        self._values.frombytes(values.tobytes())
+        self._shorten()
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def _shorten(self) -> None:
+        if len(self._steps) > 4 * SERIES_LENGTH:
+            for column in (self._steps, self._values):
+                del column[SERIES_LENGTH:-SERIES_LENGTH]
 
     @property
     def steps(self) -> NDArray[np.int64]:

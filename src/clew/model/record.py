@@ -110,6 +110,23 @@ class StepRecord:
         return len(self.sites)
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps in a row of which only numbers were taken, column by column: a long run mostly consists of such.
+
+    ``columns``: by name and ordinal, the steps that have the number, and the number of each of these.
+    """
+
+    first: int
+    last: int
+    columns: dict[tuple[str, int], tuple[NDArray[np.int64], NDArray[np.float64]]]
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+        return self.last - self.first + 1
+
+
 @dataclass(slots=True)
 class RunInfo:
     """Provenance of a run: what ran, from what code, on what machine, with which settings."""

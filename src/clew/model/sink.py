@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clew.model.record import RunInfo, Site, StepRecord
+    from clew.model.record import RunInfo, Site, StepRecord, Stretch
 
 
 class Sink(Protocol):
-    """Receives a run as it happens. Calls come from one thread at a time and must not raise for a full disk."""
+    """Receives a run as it happens. Calls come from one thread at a time and must not raise for a full disk.
+
+    One that is a ``StretchSink`` as well, and says so, gets steps without rows in stretches.
+    """
 
     def add_sites(self, sites: Iterable[Site]) -> None:
         """Take new sites, or newer versions of known ones (same id)."""
@@ -24,6 +27,18 @@ class Sink(Protocol):
 
     def close(self, state: str, exit_code: int | None = None) -> None:
         """End the run: ``complete`` or ``died``."""
+
+
+@runtime_checkable
+class StretchSink(Protocol):
+    """Takes many steps at once."""
+
+    @property
+    def takes_stretches(self) -> bool:
+        """Whether it does, this time."""
+
+    def put_stretch(self, stretch: Stretch) -> None:
+        """Take steps in a row of which only numbers were taken."""
 
 
 class Annex(Protocol):
@@ -41,6 +56,7 @@ class Tee:
 
     def __init__(self, *sinks: Sink) -> None:
         self.sinks = sinks
+        self._able = [sink for sink in sinks if isinstance(sink, StretchSink)]
 
     def add_sites(self, sites: Iterable[Site]) -> None:
         """Pass the sites on to each sink."""
@@ -52,6 +68,16 @@ class Tee:
         """Pass the record on to each sink."""
         for sink in self.sinks:
             sink.put(record)
+
+    @property
+    def takes_stretches(self) -> bool:
+        """Whether every sink does."""
+        return len(self._able) == len(self.sinks) and all(sink.takes_stretches for sink in self._able)
+
+    def put_stretch(self, stretch: Stretch) -> None:
+        """Pass the steps on to each sink."""
+        for sink in self._able:
+            sink.put_stretch(stretch)
 
     def update_info(self, info: RunInfo) -> None:
         """Pass the provenance on to each sink."""

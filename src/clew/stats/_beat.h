@@ -13,7 +13,7 @@ enum { LONGEST_GAP = 1000, FIRST_STEPS = 16, SELDOM = 64 };
 
 typedef struct {
     PyObject_HEAD
-    double share, bank, most, cost;
+    double share, bank, most, cost, unseen;
     long period, warmup_steps, forced_until, thinned, since_last;
 } Ledger;
 
@@ -33,7 +33,7 @@ static int is_due_at(const Ledger *ledger, long step)
 static void pay(Ledger *ledger, long step, double cost, double wall)
 {
     if (ledger->share != 0.0 && step >= ledger->warmup_steps) {
-        double saved = ledger->bank + ledger->share * (wall - cost) - cost;
+        double spent = cost + ledger->unseen, saved = ledger->bank + ledger->share * (wall - spent) - spent;
         ledger->bank = saved < ledger->most ? saved : ledger->most;
     }
 }
@@ -69,6 +69,7 @@ static PyMemberDef ledger_members[] = {
     {"bank", T_DOUBLE, offsetof(Ledger, bank), 0, NULL},
     {"most", T_DOUBLE, offsetof(Ledger, most), 0, NULL},
     {"cost", T_DOUBLE, offsetof(Ledger, cost), 0, NULL},
+    {"unseen", T_DOUBLE, offsetof(Ledger, unseen), 0, NULL},
     {"period", T_LONG, offsetof(Ledger, period), 0, NULL},
     {"warmup_steps", T_LONG, offsetof(Ledger, warmup_steps), 0, NULL},
     {"forced_until", T_LONG, offsetof(Ledger, forced_until), 0, NULL},
@@ -100,8 +101,8 @@ typedef struct {
     PyObject *schedule, *clock, *call_type, *scalar_type, *asleep, *owner, *signing, *turns;
     double quiet_until;
     long longest_backlog, nested, quiet_with, updating;
-    unsigned long inside; /* the thread that is in a quiet root call, or 0 */
-    int resumes;          /* the phase that goes on after the step of an optimizer */
+    unsigned long inside, seeing; /* the thread that is in a quiet root call, or in one that is recorded, or 0 */
+    int resumes, tag;             /* the phase that goes on after the step of an optimizer; what marks recorded calls */
     char wants_loss;
 } Beat;
 
@@ -123,7 +124,9 @@ static PyMemberDef beat_members[] = {
     {"quiet_with", T_LONG, offsetof(Beat, quiet_with), 0, NULL},
     {"updating", T_LONG, offsetof(Beat, updating), 0, NULL},
     {"inside", T_ULONG, offsetof(Beat, inside), READONLY, NULL},
+    {"seeing", T_ULONG, offsetof(Beat, seeing), 0, NULL},
     {"resumes", T_INT, offsetof(Beat, resumes), 0, NULL},
+    {"tag", T_INT, offsetof(Beat, tag), 0, NULL},
     {"wants_loss", T_BOOL, offsetof(Beat, wants_loss), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

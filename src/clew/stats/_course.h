@@ -8,7 +8,52 @@
 
 enum { UNTOLD = 0, TOLD = 1, UNUSUAL = -1 };
 
-static PyObject *str_known_groups, *str_rates, *str_stepped, *str_steps, *str_gauss, *str_gauss_next, *str_instance;
+static PyTypeObject *updates_type;
+static PyObject *str_gauss, *str_gauss_next, *str_instance;
+
+/* What the end of a step touches of an optimizer; the base of `OptimizerEntry`. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *known_groups, *rates;
+    long stepped, steps;
+} Updates;
+
+static PyMemberDef updates_members[] = {
+    {"known_groups", T_OBJECT_EX, offsetof(Updates, known_groups), 0, NULL},
+    {"rates", T_OBJECT_EX, offsetof(Updates, rates), 0, NULL},
+    {"stepped", T_LONG, offsetof(Updates, stepped), 0, NULL},
+    {"steps", T_LONG, offsetof(Updates, steps), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static int traverse_updates(PyObject *self, visitproc visit, void *arg)
+{
+    return visit_fields(self, updates_members, visit, arg);
+}
+
+static int clear_updates(PyObject *self)
+{
+    return clear_fields(self, updates_members);
+}
+
+static void free_updates(PyObject *self)
+{
+    release_object(self, clear_updates);
+}
+
+static PyType_Slot updates_slots[] = {
+    {Py_tp_doc, "Updates()\n\nWhat the end of a step touches of an optimizer."},
+    {Py_tp_dealloc, free_updates},
+    {Py_tp_traverse, traverse_updates},
+    {Py_tp_clear, clear_updates},
+    {Py_tp_members, updates_members},
+    {0, NULL},
+};
+
+static PyType_Spec updates_spec = {
+    "clew.stats._kernel.Updates", sizeof(Updates), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    updates_slots,
+};
 
 typedef struct {
     PyObject_HEAD
@@ -136,22 +181,17 @@ static int are_known(const Beat *beat, PyObject *groups, PyObject *known, PyObje
 }
 
 /* Whether the rates of an optimizer were taken: its groups have the very same ones as when they last were. */
-static int take_rates(Beat *beat, PyObject *entry, PyObject *groups, PyObject *keys)
+static int take_rates(Beat *beat, const Updates *entry, PyObject *groups, PyObject *keys)
 {
-    PyObject *known = PyObject_GetAttr(entry, str_known_groups), *rates = PyObject_GetAttr(entry, str_rates);
     Py_ssize_t end = PyList_Size(beat->scalars);
-    int done = known && rates && are_known(beat, groups, known, keys) &&
-               PyList_SetSlice(beat->scalars, end, end, rates) == 0;
-    Py_XDECREF(known);
-    Py_XDECREF(rates);
-    return done;
+    return entry->known_groups && entry->rates && are_known(beat, groups, entry->known_groups, keys) &&
+           PyList_SetSlice(beat->scalars, end, end, entry->rates) == 0;
 }
 
-static int count_step(Beat *beat, PyObject *entry)
+static void count_step(const Beat *beat, Updates *entry)
 {
-    int64_t steps = read_integer(entry, str_steps);
-    return !PyErr_Occurred() && PyObject_SetAttr(entry, str_stepped, beat->serial) == 0 &&
-           write_integer(entry, str_steps, steps + 1);
+    entry->stepped = read_long(beat->serial);
+    entry->steps++;
 }
 
 static int mark_random(Course *course)
@@ -184,9 +224,11 @@ static int end_update(Course *course, Beat *beat, PyObject *entry, PyObject *gro
 {
     Clock *clock = (Clock *)beat->clock;
     switch_phase(clock, clock->own);
-    if (beat->closing != Py_False || beat->is_followed != Py_False || read_long(beat->step) >= course->look_at ||
-        !has_plain_start(course) || !take_rates(beat, entry, groups, keys) || !count_step(beat, entry))
+    if (!PyObject_TypeCheck(entry, updates_type) || beat->closing != Py_False || beat->is_followed != Py_False ||
+        read_long(beat->step) >= course->look_at || !has_plain_start(course) ||
+        !take_rates(beat, (Updates *)entry, groups, keys))
         return UNUSUAL;
+    count_step(beat, (Updates *)entry);
     set_flag(&beat->closing, 1);
     switch_phase(clock, phase);
     mark_clock(clock);
@@ -250,9 +292,7 @@ static PyType_Spec course_spec = {
 
 static int intern_course_names(void)
 {
-    return (str_known_groups = PyUnicode_InternFromString("known_groups")) &&
-           (str_rates = PyUnicode_InternFromString("rates")) && (str_stepped = PyUnicode_InternFromString("stepped")) &&
-           (str_steps = PyUnicode_InternFromString("steps")) && (str_gauss = PyUnicode_InternFromString("gauss")) &&
+    return (str_gauss = PyUnicode_InternFromString("gauss")) &&
            (str_gauss_next = PyUnicode_InternFromString("gauss_next")) &&
            (str_instance = PyUnicode_InternFromString("instance"));
 }

@@ -7,7 +7,7 @@
 
 #ifdef HAVE_CLOCK
 
-static PyTypeObject *holder_type, *turns_type, *course_type, *gated_call_type;
+static PyTypeObject *holder_type, *turns_type, *course_type, *gated_call_type, *leaf_type;
 static PyObject *str_is_compiling, *str_param_groups, *str_class;
 
 /* ---------------------------------------------------------------- what gates ask */
@@ -90,15 +90,17 @@ static PyObject *ask_general(PyObject *self, PyObject *name, PyObject *general)
 
 typedef struct {
     PyObject_HEAD
-    PyObject *original, *general, *beat, *course, *entries, *flags, *ask, *fail, *finish, *lists;
+    PyObject *original, *general, *beat, *course, *entries, *flags, *ask, *fail, *finish, *lists, *leaf;
     int phase;
 } Gate;
+
+enum { GATE_FIELDS = 11 };
 
 #define GATE_FIELD(name) {#name, T_OBJECT_EX, offsetof(Gate, name), READONLY, NULL}
 
 static PyMemberDef gate_members[] = {
     GATE_FIELD(original), GATE_FIELD(general), GATE_FIELD(beat), GATE_FIELD(course), GATE_FIELD(entries), GATE_FIELD(flags),
-    GATE_FIELD(ask),      GATE_FIELD(fail),    GATE_FIELD(finish), GATE_FIELD(lists), {NULL, 0, 0, 0, NULL},
+    GATE_FIELD(ask),      GATE_FIELD(fail),    GATE_FIELD(finish), GATE_FIELD(lists), GATE_FIELD(leaf), {NULL, 0, 0, 0, NULL},
 };
 
 static int traverse_gate(PyObject *self, visitproc visit, void *arg)
@@ -120,19 +122,20 @@ static void free_gate(PyObject *self)
 static PyObject *make_gate(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"original", "general", "beat", "course", "entries", "flags",
-                            "ask",      "fail",    "finish", "lists", "phase", NULL};
-    PyObject *given[10] = {NULL};
+                            "ask",      "fail",    "finish", "lists", "leaf",   "phase", NULL};
+    PyObject *given[GATE_FIELDS] = {NULL};
     int phase = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOOOi", names, &given[0], &given[1], &given[2], &given[3], &given[4],
-                                     &given[5], &given[6], &given[7], &given[8], &given[9], &phase))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOOOOi", names, &given[0], &given[1], &given[2], &given[3],
+                                     &given[4], &given[5], &given[6], &given[7], &given[8], &given[9], &given[10], &phase))
         return NULL;
-    if ((given[2] && !is_fit(given[2])) || (given[3] && !PyObject_TypeCheck(given[3], course_type))) {
+    if ((given[2] && !is_fit(given[2])) || (given[3] && !PyObject_TypeCheck(given[3], course_type)) ||
+        (given[10] && given[10] != Py_None && !PyObject_TypeCheck(given[10], leaf_type))) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "a gate needs a flight recorder with a compiled base");
+            PyErr_SetString(PyExc_TypeError, "a gate needs what is compiled");
         return NULL;
     }
     Gate *gate = allocate(type);
-    for (int i = 0; gate && i < 10; i++)
+    for (int i = 0; gate && i < GATE_FIELDS; i++)
         if (given[i])
             *find_field((PyObject *)gate, &gate_members[i]) = Py_NewRef(given[i]);
     if (gate)
@@ -204,10 +207,13 @@ static PyObject *bind_call(PyObject *self, PyObject *module, PyObject *type)
 {
     Gate *gate = (Gate *)self;
     Beat *beat = (Beat *)gate->beat;
+    unsigned long me = PyThread_get_thread_ident();
     if (!module || module == Py_None)
         return Py_NewRef(gate->general);
-    if (beat->asleep != Py_False || (beat->inside && beat->inside == PyThread_get_thread_ident()))
+    if (beat->asleep != Py_False || beat->inside == me)
         return bind(gate->original, module, type);
+    if (beat->seeing == me && gate->leaf != Py_None)
+        return bind_gated(self, module);
     if (beat->closing == Py_True && beat->due == Py_False && !beat->nested && is_recorded_here(beat))
         return bind_gated(self, module);
     return bind(gate->general, module, type);
@@ -240,11 +246,47 @@ static void leave_call(Beat *beat, int before, int is_whole)
     switch_phase((Clock *)beat->clock, before);
 }
 
+/* Have the output of a module put down; `finish` does what is left, or answers for an exception. */
+static int see_output(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *output)
+{
+    int seen = 0;
+    if (has_answer(ask_mode, Py_False))
+        seen = observe((Leaf *)gate->leaf, gate->entries, module, output, ((Beat *)gate->beat)->tag);
+    if (seen > 0)
+        return 1;
+    PyObject *type = NULL, *error = NULL, *trace = NULL, *given = NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *done = NULL;
+    if (kwargs || (given = PyDict_New()))
+        done = PyObject_CallFunctionObjArgs(gate->finish, module, args, kwargs ? kwargs : given, output,
+                                            error ? error : Py_None, NULL);
+    Py_XDECREF(given);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* A call inside a root call that is recorded. */
+static PyObject *call_seen(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *method = bind(gate->original, module, (PyObject *)Py_TYPE(module));
+    PyObject *output = method ? PyObject_Call(method, args, kwargs) : NULL;
+    Py_XDECREF(method);
+    if (output && !see_output(gate, module, args, kwargs, output))
+        Py_CLEAR(output);
+    return output;
+}
+
 static PyObject *call_gated(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     GatedCall *call = (GatedCall *)self;
     Gate *gate = (Gate *)call->gate;
     Beat *beat = (Beat *)gate->beat;
+    if (beat->seeing == PyThread_get_thread_ident() && gate->leaf != Py_None)
+        return call_seen(gate, call->module, args, kwargs);
     int before = enter_call(gate, call->module, args, kwargs);
     PyObject *method = bind(before < 0 ? gate->general : gate->original, call->module, (PyObject *)Py_TYPE(call->module));
     if (before >= 0)
@@ -281,9 +323,11 @@ static PyType_Spec gated_call_spec = {
 };
 
 static PyType_Slot call_gate_slots[] = {
-    {Py_tp_doc, "CallGate(*, original, general, beat, flags, ask, fail, phase)\n\n"
+    {Py_tp_doc, "CallGate(*, original, general, beat, flags, ask, fail, leaf, entries, finish, phase)\n\n"
                 "The method that calls modules: torch's own inside a quiet call, the general one where a call is not quiet.\n"
-                "``ask`` returns None unless torch.jit traces; ``fail`` answers for an exception."},
+                "``ask`` returns None unless torch.jit traces; ``fail`` answers for an exception. ``leaf``, unless it is None,\n"
+                "sees the outputs of the modules in ``entries`` inside a call that is recorded, and ``finish`` those that it\n"
+                "leaves, or answers for its exception."},
     GATE_SLOTS,
     {Py_tp_descr_get, bind_call},
     {Py_tp_call, call_general},
@@ -293,301 +337,4 @@ static PyType_Slot call_gate_slots[] = {
 static PyType_Spec call_gate_spec = {
     "clew.stats._kernel.CallGate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, call_gate_slots,
 };
-
-/* ---------------------------------------------------------------- backward passes */
-
-static int is_usual_pass(const Gate *gate, PyObject *args)
-{
-    const Beat *beat = (const Beat *)gate->beat;
-    const Course *course = (const Course *)gate->course;
-    return PyTuple_Size(args) > 0 && PyTuple_GetItem(args, 0) != Py_None && is_recorded_here(beat) && !((const Holder *)beat->owner)->is_shared &&
-           PyDict_Size(gate->entries) == beat->quiet_with && PyDict_Size(course->known) == course->looked_at &&
-           course->usual_passes <= 1 && !is_compiling(gate->flags) && has_answer(ask_mode, Py_False) && !PyErr_Occurred();
-}
-
-static PyObject *end_gated_pass(Gate *gate, int before, PyObject *result)
-{
-    int ended = end_pass((Course *)gate->course, (Beat *)gate->beat, before);
-    if (ended < 0)
-        excuse(gate->fail);
-    if (ended != 1) {
-        PyObject *done = PyObject_CallFunction(gate->finish, "Oi", Py_None, before);
-        PyErr_Clear();
-        Py_XDECREF(done);
-    }
-    return result;
-}
-
-/* The pass has raised: `finish` is told of its root, and the exception goes on. */
-static PyObject *abandon_pass(Gate *gate, int before, PyObject *root)
-{
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyObject *done = PyObject_CallFunction(gate->finish, "Oi", root, before);
-    PyErr_Clear();
-    Py_XDECREF(done);
-    PyErr_Restore(type, error, trace);
-    return NULL;
-}
-
-static PyObject *call_pass(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    Gate *gate = (Gate *)self;
-    Beat *beat = (Beat *)gate->beat;
-    int before = -1;
-    if (is_usual_pass(gate, args)) {
-        PyObject *root = PyTuple_GetItem(args, 0);
-        before = begin_pass(beat, beat->wants_loss ? root : Py_None, gate->phase);
-        if (before < -1)
-            excuse(gate->fail);
-    }
-    PyErr_Clear();
-    if (before < 0)
-        return PyObject_Call(gate->general, args, kwargs);
-    Py_INCREF(self);
-    PyObject *result = PyObject_Call(gate->original, args, kwargs);
-    result = result ? end_gated_pass(gate, before, result) : abandon_pass(gate, before, PyTuple_GetItem(args, 0));
-    Py_DECREF(self);
-    return result;
-}
-
-static PyType_Slot pass_gate_slots[] = {
-    {Py_tp_doc, "PassGate(*, original, general, beat, course, entries, flags, fail, finish, phase)\n\n"
-                "A backward pass: a usual one goes straight to torch. ``entries`` are the optimizers; ``finish`` is called with\n"
-                "None and the phase before where somebody is to be told of its end, and with its root where it has raised."},
-    GATE_SLOTS,
-    {Py_tp_call, call_pass},
-    {Py_tp_getattro, ask_gate},
-    {0, NULL},
-};
-
-static PyType_Spec pass_gate_spec = {
-    "clew.stats._kernel.PassGate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, pass_gate_slots,
-};
-
-/* ---------------------------------------------------------------- steps of optimizers */
-
-/* When the signature of the loop is taken: what its end of a step counts. The base of `Signature`. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *reason;
-    long steps, turn;
-    double lowest, highest;
-} Turns;
-
-static PyMemberDef turns_members[] = {
-    {"reason", T_OBJECT_EX, offsetof(Turns, reason), 0, NULL}, {"steps", T_LONG, offsetof(Turns, steps), 0, NULL},
-    {"turn", T_LONG, offsetof(Turns, turn), 0, NULL},          {"lowest", T_DOUBLE, offsetof(Turns, lowest), 0, NULL},
-    {"highest", T_DOUBLE, offsetof(Turns, highest), 0, NULL},  {NULL, 0, 0, 0, NULL},
-};
-
-static int traverse_turns(PyObject *self, visitproc visit, void *arg)
-{
-    return visit_fields(self, turns_members, visit, arg);
-}
-
-static int clear_turns(PyObject *self)
-{
-    return clear_fields(self, turns_members);
-}
-
-static void free_turns(PyObject *self)
-{
-    release_object(self, clear_turns);
-}
-
-static PyType_Slot turns_slots[] = {
-    {Py_tp_doc, "Turns()\n\nWhat the signature of a loop counts at the end of a step."},
-    {Py_tp_dealloc, free_turns},
-    {Py_tp_traverse, traverse_turns},
-    {Py_tp_clear, clear_turns},
-    {Py_tp_members, turns_members},
-    {0, NULL},
-};
-
-static PyType_Spec turns_spec = {
-    "clew.stats._kernel.Turns", sizeof(Turns), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, turns_slots,
-};
-
-/* Whether the end of a step was counted, and there is nothing else to it. */
-static int count_turn(const Beat *beat)
-{
-    if (beat->turns == Py_None)
-        return 1;
-    if (!beat->turns || !PyObject_TypeCheck(beat->turns, turns_type))
-        return 0;
-    Turns *turns = (Turns *)beat->turns;
-    double loss = beat->last_loss != Py_None ? PyFloat_AsDouble(beat->last_loss) : turns->lowest;
-    if (PyUnicode_GetLength(turns->reason) || turns->turn <= 1 || !(turns->lowest <= loss && loss <= turns->highest))
-        return 0;
-    turns->steps++;
-    turns->turn--;
-    return 1;
-}
-
-static int is_unheard(const Gate *gate)
-{
-    PyObject *modes = has_answer(ask_mode, Py_False) ? PyObject_CallFunctionObjArgs(gate->ask, NULL) : NULL;
-    int none = modes && PyObject_Not(modes) == 1;
-    Py_XDECREF(modes);
-    return none && !PyErr_Occurred();
-}
-
-static PyObject *pass_on(PyObject *function, PyObject *const *args)
-{
-    PyErr_Clear();
-    return PyObject_CallFunctionObjArgs(function, args[0], args[1], args[2], NULL);
-}
-
-/* before(optimizer, args, kwargs): the hook in front of a step. */
-static PyObject *step_before(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
-    Gate *gate = (Gate *)self;
-    Beat *beat = (Beat *)gate->beat;
-    if (!has_count(n, 3))
-        return NULL;
-    if (beat->asleep != Py_False)
-        Py_RETURN_NONE;
-    if (!is_recorded_here(beat) || beat->updating || beat->due != Py_False || beat->closing != Py_False ||
-        !is_empty(beat->on_stepping) || !is_empty(beat->signing) || !is_unheard(gate))
-        return pass_on(gate->original, args);
-    beat->updating = 1;
-    beat->resumes = switch_phase((Clock *)beat->clock, gate->phase);
-    Py_RETURN_NONE;
-}
-
-static PyObject *find_entry(const Gate *gate, PyObject *optimizer)
-{
-    PyObject *id = PyLong_FromVoidPtr(optimizer), *entry = id ? PyDict_GetItemWithError(gate->entries, id) : NULL;
-    Py_XDECREF(id);
-    return entry;
-}
-
-/* -1: nothing was done. */
-static int end_gated_update(const Gate *gate, PyObject *optimizer)
-{
-    Beat *beat = (Beat *)gate->beat;
-    PyObject *entry = find_entry(gate, optimizer);
-    PyObject *groups = entry ? PyObject_GetAttr(optimizer, str_param_groups) : NULL;
-    PyObject *frame = groups ? (PyObject *)PyEval_GetFrame() : NULL;
-    int told = UNUSUAL;
-    if (frame && PyList_Check(groups))
-        told = end_update((Course *)gate->course, beat, entry, groups, gate->lists, beat->resumes, frame);
-    Py_XDECREF(groups);
-    return told;
-}
-
-/* after(optimizer, args, kwargs): the hook behind a step. */
-static PyObject *step_after(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
-    Gate *gate = (Gate *)self;
-    Beat *beat = (Beat *)gate->beat;
-    if (!has_count(n, 3))
-        return NULL;
-    if (!beat->updating || beat->asleep != Py_False)
-        Py_RETURN_NONE;
-    if (!is_recorded_here(beat) || beat->updating != 1 || beat->due != Py_False || !is_empty(beat->on_stepped) ||
-        !is_unheard(gate))
-        return pass_on(gate->general, args);
-    int told = end_gated_update(gate, args[0]);
-    if (told < 0)
-        return pass_on(gate->general, args);
-    beat->updating = 0;
-    if (told == TOLD && count_turn(beat))
-        Py_RETURN_NONE;
-    return PyObject_CallFunction(gate->finish, "i", told);
-}
-
-static PyMethodDef step_gate_methods[] = {
-    FAST("before", step_before, "before(optimizer, args, kwargs)\n\nThe hook in front of a step."),
-    FAST("after", step_after, "after(optimizer, args, kwargs)\n\nThe hook behind a step."),
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot step_gate_slots[] = {
-    {Py_tp_doc, "StepGate(*, original, general, beat, course, entries, ask, finish, lists, phase)\n\n"
-                "The hooks around steps of optimizers; ``original`` and ``general`` are the general ones before and after.\n"
-                "``ask`` returns how many dispatch modes are on, ``lists`` are the keys that tell of a group; ``finish`` is\n"
-                "called with whether the snapshots were told, where they were not or the signature has a turn."},
-    GATE_SLOTS,
-    {Py_tp_methods, step_gate_methods},
-    {0, NULL},
-};
-
-static PyType_Spec step_gate_spec = {
-    "clew.stats._kernel.StepGate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, step_gate_slots,
-};
-
-/* ---------------------------------------------------------------- what somebody may listen to */
-
-static PyObject *bind_idle(PyObject *self, PyObject *object, PyObject *type)
-{
-    Gate *gate = (Gate *)self;
-    int idle = 1;
-    if (!object || object == Py_None)
-        return Py_NewRef(gate->general);
-    for (Py_ssize_t i = 0; idle && i < PyTuple_Size(gate->lists); i++)
-        idle = is_empty(PyTuple_GetItem(gate->lists, i));
-    return bind(idle ? gate->original : gate->general, object, type);
-}
-
-static PyType_Slot idle_gate_slots[] = {
-    {Py_tp_doc, "IdleGate(*, original, general, lists)\n\n"
-                "A method that is torch's own while all these lists of listeners are empty, and the general one otherwise."},
-    GATE_SLOTS,
-    {Py_tp_descr_get, bind_idle},
-    {Py_tp_call, call_general},
-    {0, NULL},
-};
-
-static PyType_Spec idle_gate_spec = {
-    "clew.stats._kernel.IdleGate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, idle_gate_slots,
-};
-
-static PyObject *call_loss(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    Gate *gate = (Gate *)self;
-    int is_plain = ((Beat *)gate->beat)->asleep != Py_False || is_grad_on();
-    PyErr_Clear();
-    return PyObject_Call(is_plain ? gate->original : gate->general, args, kwargs);
-}
-
-static PyType_Slot loss_gate_slots[] = {
-    {Py_tp_doc, "LossGate(*, original, general, beat)\n\n"
-                "A function that is torch's own while there are gradients, and the general one where there are none."},
-    GATE_SLOTS,
-    {Py_tp_call, call_loss},
-    {Py_tp_getattro, ask_gate},
-    {0, NULL},
-};
-
-static PyType_Spec loss_gate_spec = {
-    "clew.stats._kernel.LossGate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, loss_gate_slots,
-};
-
-/* ---------------------------------------------------------------- the types */
-
-static int add_gates(PyObject *module)
-{
-    return (str_is_compiling = PyUnicode_InternFromString("_is_compiling_flag")) &&
-           (str_param_groups = PyUnicode_InternFromString("param_groups")) &&
-           (str_class = PyUnicode_InternFromString("__class__")) && add_type(module, "Holder", &holder_spec, &holder_type) &&
-           add_type(module, "Turns", &turns_spec, &turns_type) &&
-           add_type(module, "GatedCall", &gated_call_spec, &gated_call_type) &&
-           add_type(module, "CallGate", &call_gate_spec, NULL) && add_type(module, "PassGate", &pass_gate_spec, NULL) &&
-           add_type(module, "StepGate", &step_gate_spec, NULL) && add_type(module, "IdleGate", &idle_gate_spec, NULL) &&
-           add_type(module, "LossGate", &loss_gate_spec, NULL);
-}
-
-/* Add the types to the module. */
-static int add_types(PyObject *module)
-{
-    return intern_names() && intern_leaf_names() && intern_course_names() &&
-           (str_training = PyUnicode_InternFromString("training")) &&
-           (str_loss = PyUnicode_InternFromString("loss")) && add_type(module, "Clock", &clock_spec, &clock_type) &&
-           add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
-           add_type(module, "Leaf", &leaf_spec, NULL) && add_type(module, "Ledger", &ledger_spec, &ledger_type) &&
-           add_type(module, "Beat", &beat_spec, &beat_type) && add_type(module, "Course", &course_spec, &course_type) &&
-           add_gates(module);
-}
 #endif

@@ -533,6 +533,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_beat.h"
 #include "_course.h"
 #include "_gates.h"
+#include "_passes.h"
 #include "_pack.h"
 
 static PyMethodDef methods[] = {

@@ -112,6 +112,7 @@ class Ledger:
     bank: float
     most: float
     cost: float
+    unseen: float
     period: int
     warmup_steps: int
     forced_until: int
@@ -163,6 +164,14 @@ class Turns:
     lowest: float
     highest: float
 
+class Updates:
+    """What the end of a step touches of an optimizer."""
+
+    known_groups: list[dict[str, Any]]
+    rates: list[Any]
+    stepped: int
+    steps: int
+
 class Beat:
     """What a quiet step touches of a recording; the attributes are those of the recorder."""
 
@@ -171,6 +180,8 @@ class Beat:
     quiet_with: int
     updating: int
     resumes: int
+    seeing: int
+    tag: int
     wants_loss: bool
     @property
     def inside(self) -> int: ...
@@ -195,6 +206,9 @@ class CallGate:
         flags: dict[str, Any],
         ask: Callable[[], object],
         fail: Callable[[Exception], object],
+        leaf: Leaf | None,
+        entries: dict[int, Any],
+        finish: Callable[..., object],
         phase: int,
     ) -> CallGate: ...
     def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...

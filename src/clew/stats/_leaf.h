@@ -212,25 +212,31 @@ static int observe_known(Leaf *leaf, PyObject *entry, PyObject *output, int64_t 
     return !PyErr_Occurred() && see(leaf, output, place, serial, 0) ? 1 : -1;
 }
 
+/* Whether the output of a module was seen; 0 leaves it to the general way, -1 with an error set. */
+static int observe(Leaf *leaf, PyObject *modules, PyObject *module, PyObject *output, int64_t tag)
+{
+    PyObject *owner = leaf->tray->owner;
+    if ((PyObject *)Py_TYPE(output) != plain_type[0] || read_flag(owner, str_probing) ||
+        read_integer(owner, str_in_backward) || read_flag(owner, str_asleep))
+        return 0;
+    PyObject *id = PyLong_FromVoidPtr(module), *entry = id ? PyDict_GetItemWithError(modules, id) : NULL;
+    Py_XDECREF(id);
+    if (!entry)
+        return PyErr_Occurred() ? -1 : 0;
+    Py_INCREF(entry);
+    int before = switch_phase(leaf->tray->clock, leaf->tray->clock->own);
+    int seen = observe_known(leaf, entry, output, tag);
+    switch_phase(leaf->tray->clock, before);
+    Py_DECREF(entry);
+    return seen;
+}
+
 /* observe(modules, module, output, tag). */
 static PyObject *leaf_observe(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
-    Leaf *leaf = (Leaf *)self;
-    PyObject *owner = leaf->tray->owner;
     if (!check_count(n, 4))
         return NULL;
-    if ((PyObject *)Py_TYPE(args[2]) != plain_type[0] || read_flag(owner, str_probing) ||
-        read_integer(owner, str_in_backward) || read_flag(owner, str_asleep))
-        return PyBool_FromLong(0);
-    PyObject *id = PyLong_FromVoidPtr(args[1]), *entry = id ? PyDict_GetItemWithError(args[0], id) : NULL;
-    Py_XDECREF(id);
-    if (!entry)
-        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
-    Py_INCREF(entry);
-    int before = switch_phase(leaf->tray->clock, leaf->tray->clock->own);
-    int seen = observe_known(leaf, entry, args[2], PyLong_AsLongLong(args[3]));
-    switch_phase(leaf->tray->clock, before);
-    Py_DECREF(entry);
+    int seen = observe((Leaf *)self, args[0], args[1], args[2], PyLong_AsLongLong(args[3]));
     return seen < 0 ? NULL : PyBool_FromLong(seen);
 }
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clew.model.record import StepRecord, Stretch
 from clew.model.schema import COUNT_STATS, HIST_BINS, STAT_INDEX, STAT_NAMES
 from clew.store import histogram
 from clew.store.tables import STORED_STATS, Columns
@@ -15,23 +16,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clew.model.record import StepRecord
 
 _HASH_MASK = (1 << 64) - 1
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-def record_bytes(record: StepRecord) -> int:
+def record_bytes(record: StepRecord | Stretch) -> int:
     """Return about how much memory a record holds until it is written."""
+    if isinstance(record, Stretch):
+        return 1024 + sum(values.nbytes + 64 for _, values in record.columns.values())
     return 1024 + 2 * int(record.values.nbytes) + (0 if record.hists is None else int(record.hists.nbytes))
 
 
-def columns_of(records: Sequence[StepRecord]) -> dict[str, Columns]:
+def columns_of(items: Sequence[StepRecord | Stretch]) -> dict[str, Columns]:
     """Return the columns of each table for consecutive steps."""
+    records = [item for item in items if isinstance(item, StepRecord)]
     return {
         "stats": _stats_columns([record for record in records if len(record)]),
-        "scalars": _scalar_columns(records),
+        "scalars": _scalar_columns(items),
         "batches": _batch_columns(records),
     }
 
@@ -123,13 +126,28 @@ def _histograms(records: Sequence[StepRecord]) -> tuple[NDArray[np.int64], NDArr
     return np.concatenate(([0], np.cumsum(lengths))), data
 
 
-def _scalar_columns(records: Sequence[StepRecord]) -> Columns:
-    rows = [(record.step, scalar) for record in records for scalar in record.scalars]
+def _scalar_columns(items: Sequence[StepRecord | Stretch]) -> Columns:
+    """Return the numbers of all steps, step by step."""
+    rows = [(item.step, scalar) for item in items if isinstance(item, StepRecord) for scalar in item.scalars]
+    steps = [np.array([step for step, _ in rows], np.int64)]
+    names = [scalar.name for _, scalar in rows]
+    ordinals = [np.array([scalar.ordinal for _, scalar in rows], np.int16)]
+    values = [np.array([scalar.value for _, scalar in rows], np.float64)]
+    for item in items:
+        if not isinstance(item, Stretch):
+            continue
+        for (name, ordinal), (at, numbers) in item.columns.items():
+            steps.append(at)
+            names += [name] * len(at)
+            ordinals.append(np.full(len(at), ordinal, np.int16))
+            values.append(numbers)
+    step = np.concatenate(steps)
+    order = np.argsort(step, kind="stable")
     return {
-        "step": np.array([step for step, _ in rows], np.int64),
-        "name": [scalar.name for _, scalar in rows],
-        "ordinal": np.array([scalar.ordinal for _, scalar in rows], np.int16),
-        "value": np.array([scalar.value for _, scalar in rows], np.float64),
+        "step": step[order],
+        "name": [names[row] for row in order.tolist()],
+        "ordinal": np.concatenate(ordinals)[order],
+        "value": np.concatenate(values)[order],
     }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from clew.model.record import Stretch
 from clew.store import layout, typed
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from clew.model.record import StepRecord
+
+
+_PARTIAL: Final = ("clew.partial", 0)
 
 
 @dataclass(slots=True)
@@ -25,9 +29,12 @@ class Summary:
     rows: int = 0
     loss: float | None = None
 
-    def add(self, records: Iterable[StepRecord]) -> None:
+    def add(self, records: Iterable[StepRecord | Stretch]) -> None:
         """Count more steps."""
         for record in records:
+            if isinstance(record, Stretch):
+                self._add_stretch(record)
+                continue
             is_partial = False
             for name, value, _ in record.scalars:
                 if name == "loss":
@@ -38,6 +45,15 @@ class Summary:
             self.first_step = record.step if self.first_step < 0 else self.first_step
             self.last_step = record.step
             self.rows += len(record)
+
+    def _add_stretch(self, stretch: Stretch) -> None:
+        losses = [values for (name, _), (_, values) in stretch.columns.items() if name == "loss"]
+        if losses:
+            self.loss = float(losses[-1][-1])
+        partial = len(stretch.columns[_PARTIAL][0]) if _PARTIAL in stretch.columns else 0
+        self.steps += stretch.steps - partial - (stretch.first == self.last_step)
+        self.first_step = stretch.first if self.first_step < 0 else self.first_step
+        self.last_step = stretch.last
 
 
 def read_summary(folder: Path, rank: int) -> Summary:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from clew.errors import UsageError
 from clew.logs import room_log
-from clew.model.record import Fault, RunInfo, Site, StepRecord
+from clew.model.record import Fault, RunInfo, Site, StepRecord, Stretch
 from clew.store import columns, layout, tables
 from clew.store.appender import PART_BYTES, Appender
 from clew.store.manifest import (
@@ -76,7 +76,7 @@ class Writer:
         self._sites: dict[int, Site] = {}
         self._sites_new = self._sites_changed = self._info_changed = False
         self._sites_written = 0.0
-        self._pending: list[StepRecord] = []
+        self._pending: list[StepRecord | Stretch] = []
         self._pending_bytes = 0
         self._summary = Summary()
         self._other_bytes, self._others_seen = 0, 0.0
@@ -149,6 +149,18 @@ class Writer:
 
     def put(self, record: StepRecord) -> None:
         """Take the record of one finished step; waits only when the disk is far behind."""
+        self._take(record)
+
+    @property
+    def takes_stretches(self) -> bool:
+        """Whether many steps can come at once."""
+        return True
+
+    def put_stretch(self, stretch: Stretch) -> None:
+        """Take steps in a row of which only numbers were taken."""
+        self._take(stretch)
+
+    def _take(self, record: StepRecord | Stretch) -> None:
         if self._is_foreign or self.stopped or self._is_closed:
             return
         with self._gate:
@@ -245,10 +257,10 @@ class Writer:
                 self._pending_bytes = 0
                 self._gate.notify_all()
             if records:
-                _log.debug("writing %d steps to %s", len(records), self.rank_folder)
+                _log.debug("writing %d records to %s", len(records), self.rank_folder)
             self._attempt(lambda: self._write(records))
 
-    def _write(self, records: list[StepRecord]) -> None:
+    def _write(self, records: list[StepRecord | Stretch]) -> None:
         self._write_sites()
         if self._info_changed:
             self._info_changed = False
@@ -256,13 +268,14 @@ class Writer:
             write_manifest(self.folder, self._manifest)
         if not records or self.stopped:
             return
-        self._write_faults([fault for record in records for fault in record.faults])
+        whole = (record for record in records if isinstance(record, StepRecord))
+        self._write_faults([fault for record in whole for fault in record.faults])
         for some in self._portion(records):
             self._append(some)
         self._write_summary()
         self._start_sealing()
 
-    def _append(self, records: list[StepRecord]) -> None:
+    def _append(self, records: list[StepRecord | Stretch]) -> None:
         if self.stopped:
             return
         for name, rows in columns.columns_of(records).items():
@@ -271,11 +284,11 @@ class Writer:
         self._summary.add(records)
         self._hold_quota()
 
-    def _portion(self, records: list[StepRecord]) -> list[list[StepRecord]]:
+    def _portion(self, records: list[StepRecord | Stretch]) -> list[list[StepRecord | Stretch]]:
         """Return the records in portions that each are small against the quota, which is looked at after each."""
         if self._quota is None or sum(map(columns.record_bytes, records)) <= self._quota // QUOTA_PORTIONS:
             return [records]
-        portions: list[list[StepRecord]] = [[]]
+        portions: list[list[StepRecord | Stretch]] = [[]]
         size = 0
         for record in records:
             size += columns.record_bytes(record)

@@ -56,7 +56,13 @@ class ForwardLens:
 
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
-        gate = partial(Gates(self.recorder).call, fail=self._fail_at_root)
+        gate = partial(
+            Gates(self.recorder).call,
+            fail=self._fail_at_root,
+            leaf=None if self._wants_input or isinstance(self._leaf, SlowLeaf) else self._leaf,
+            entries=self.recorder.registry.modules,
+            finish=self._see_generally,
+        )
         patches.replace(torch.nn.Module, "_call_impl", self._make_call, gate)
         patches.on_undo(self._gradients.forget)
         ArgumentProbe(self.recorder).install(patches)
@@ -145,6 +151,8 @@ class ForwardLens:
             self._fail_at_root(error)
         thread.depth = 1
         recorder.nested += 1
+        if thread.recording:
+            recorder.seeing, recorder.tag = get_ident(), tag
         clock.switch(EVAL if tag else FORWARD)
         try:
             if around is None:
@@ -167,6 +175,7 @@ class ForwardLens:
         finally:
             thread.depth = 0
             recorder.nested -= 1
+            recorder.seeing = 0
             thread.recording = False
             self._leaf.forget()
             clock.switch(before)
@@ -200,6 +209,17 @@ class ForwardLens:
             self._fail_at_module(error, module)
         finally:
             recorder.clock.switch(before)
+
+    def _see_generally(
+        self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, error: Exception | None
+    ) -> None:
+        """Take the output of a module that the shortest way has left, or failed at."""
+        if error is not None:
+            self._fail_at_module(error, module)
+        elif is_heard():
+            ask_unheard(self._observe, module, args, kwargs, output)
+        else:
+            self._observe(module, args, kwargs, output)
 
     def _fail_at_module(self, error: Exception, module: torch.nn.Module) -> bool:
         """Answer for a fault at the output of a module, which is not looked at again."""

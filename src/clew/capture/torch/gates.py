@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clew.capture.torch.recorder import Recorder
+    from clew.stats._kernel import Leaf
 
     Function = Callable[..., Any]
 
@@ -36,8 +37,17 @@ class Gates:
         is_fit = KERNEL is not None and recorder.tray is not None and _HAS_FLAG
         self._kernel: Any = KERNEL if is_fit else None
 
-    def call(self, original: Function, general: Function, *, fail: Function) -> Any:
-        """Return the method that calls modules."""
+    def call(
+        self,
+        original: Function,
+        general: Function,
+        *,
+        fail: Function,
+        leaf: Leaf | None,
+        entries: dict[int, Any],
+        finish: Function,
+    ) -> Any:
+        """Return the method that calls modules; a leaf sees the outputs of those in recorded steps."""
         if self._kernel is None or not _is_bindable(original):
             return general
         return self._kernel.CallGate(
@@ -47,6 +57,9 @@ class Gates:
             flags=_FLAGS,
             ask=torch._C._get_tracing_state,
             fail=fail,
+            leaf=leaf,
+            entries=entries,
+            finish=finish,
             phase=FORWARD,
         )
 

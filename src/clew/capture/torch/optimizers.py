@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from clew.capture.assemble import SITE_SHIFT
+from clew.capture.beat import Updates
 from clew.capture.clock import CLEW, OPTIMIZER
 from clew.capture.torch.gates import Gates
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE, KIND_UPDATE
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
-    from clew.model.record import Scalar
 
     Pair = tuple[TensorEntry, torch.Tensor]
 
@@ -42,25 +42,21 @@ _HOOKED_STEP_FILE: Final = torch.optim.Optimizer.profile_hook_step.__code__.co_f
 """Where torch wraps every optimizer's ``step`` to call its hooks; the wrapping function is named ``wrapper``."""
 
 
-class OptimizerEntry:
+class OptimizerEntry(Updates):
     """One optimizer: its place among the others, and its parameters as sites."""
 
     __slots__ = (
         "grad_keys",
         "groups",
         "is_placed",
-        "known_groups",
         "made_at",
         "numbers",
         "pairs",
         "param_keys",
         "parameters",
-        "rates",
         "ref",
         "shadows",
         "sites",
-        "stepped",
-        "steps",
         "tensors",
         "was_found",
     )
@@ -86,8 +82,7 @@ class OptimizerEntry:
         self.param_keys: list[int] = []
         self.grad_keys: list[int] = []
         self.numbers: dict[tuple[str, int], float] = {}
-        self.known_groups: list[dict[str, Any]] = []
-        self.rates: list[Scalar] = []
+        self.known_groups, self.rates = [], []
         """What the groups were like when their numbers were last taken, and the learning rates among these."""
 
 

@@ -45,7 +45,7 @@ _ATTENTIVE_STEPS: Final = 24
 
 _SHORTEST_GAP: Final = 5
 _GAP_SPREAD: Final = (7, 11)
-_GAP_GROWTH: Final = 24
+_GAP_GROWTH: Final = 72
 """Steps left out between two that are taken: ever more, up to a limit, and by turns more and less, so that no regular
 loop keeps time with them. A step that is taken costs some 50 µs on a small model, where each line of Python is run
 among tensors that have filled the caches; ten times what it costs alone."""

@@ -19,8 +19,8 @@ from clew.capture.assemble import (
 )
 from clew.capture.beat import Beat
 from clew.capture.clock import CLEW, StepClock, make_clock
-from clew.capture.draft import Draft
 from clew.capture.guard import Guard
+from clew.capture.outlet import Outlet
 from clew.capture.owner import Owner
 from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
@@ -39,10 +39,11 @@ from clew.stats.rows import KERNEL, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clew.capture.draft import Parts
     from clew.capture.settings import Settings
     from clew.capture.torch.probe_signature import Signature
     from clew.capture.torch.registry import ModuleEntry
-    from clew.model.record import Batch
+    from clew.model.record import Batch, Stretch
     from clew.model.sink import Sink
     from clew.stats._kernel import Tray
     from clew.stats.rows import CutRows
@@ -50,10 +51,11 @@ if TYPE_CHECKING:
 _STEPS_AFTER_FINDING: Final = 3
 _MOST_BAD_STEPS: Final = 10
 _MEMORY_SECONDS: Final = 0.1
-_LONGEST_BACKLOG: Final = 32
+_LONGEST_BACKLOG: Final = 128
+_MOST_RECORDED: Final = 32
 _FIRST_STEPS: Final = 16
 _SELDOM: Final = 64
-_BACKLOG_SECONDS: Final = 0.25
+_BACKLOG_SECONDS: Final = 0.5
 _SAVE_SECONDS: Final = 1.0
 
 OTHER_THREADS: Final = "several threads train at once; the first one is recorded, the others are left alone"
@@ -94,10 +96,11 @@ class Recorder(Beat):
         sink: Sink,
         *,
         tell: Callable[[str], None],
-        on_step: Callable[[Recorder, StepRecord], None] | None = None,
+        on_step: Callable[[Recorder, StepRecord | Stretch], None] | None = None,
     ) -> None:
         self.settings = settings
         self.sink = sink
+        self._outlet = Outlet(sink, on_step)
         self.guard = Guard(tell)
         self.owner = Owner(self._tell_of_threads)
         self.schedule = Schedule(
@@ -108,7 +111,6 @@ class Recorder(Beat):
         self.clock = make_clock()
         self.rows = Rows(hashes=settings.hashes, hists=settings.histograms)
         self.wants = {kind: kind in settings.kinds for kind in KIND_INDEX}
-        self.on_step = on_step
         self.lock = threading.RLock()
         self.tray = self._make_tray()
         self.measure = self.measure_slowly if self.tray is None else self.tray.measure
@@ -140,7 +142,7 @@ class Recorder(Beat):
         self.hists = settings.histograms
         self._bad_steps = 0
         self._memory_at = 0.0
-        self.backlog: list[tuple[Any, ...]] = []
+        self.backlog: list[Parts] = []
         """Of each step what a draft is made of, which takes Python to make."""
         self.longest_backlog, self.call_type, self.scalar_type = _LONGEST_BACKLOG, RootCall, Scalar
         self._handed_over_at = perf_counter()
@@ -482,7 +484,8 @@ class Recorder(Beat):
                 self._counts, self.waiting, self.handles, self.has_repeats = {}, [], [], False
             try:
                 waited = now - self._handed_over_at > _BACKLOG_SECONDS
-                if self.prompt or waited or len(self.backlog) >= self.longest_backlog:
+                longest = _MOST_RECORDED if was_due else self.longest_backlog
+                if self.prompt or waited or len(self.backlog) >= longest:
                     self._work_off()
             finally:
                 schedule = self.schedule
@@ -498,7 +501,7 @@ class Recorder(Beat):
 
     def _stay_quiet(self, now: float) -> None:
         """Let steps pass by the shortest way until something is to be done that goes by time."""
-        self.stay_quiet(min(self._memory_at + _MEMORY_SECONDS, self._handed_over_at + _BACKLOG_SECONDS) - now)
+        self.stay_quiet(self._handed_over_at + _BACKLOG_SECONDS - now)
 
     def _cut_rows(self) -> tuple[Layout, CutRows, bool]:
         """Return the rows of the step, what each is, and whether some are to be merged or left out."""
@@ -524,13 +527,7 @@ class Recorder(Beat):
             changes = self.sites.take_changes()
             if changes:
                 self.sink.add_sites(changes)
-            faults = self.guard.take()
-            for parts in backlog:
-                record = Draft(*parts).finish(faults)
-                faults = ()
-                self.sink.put(record)
-                if self.on_step is not None:
-                    self.on_step(self, record)
+            self._outlet.give(self, backlog, self.guard.take())
 
     def hand_over_if_free(self) -> None:
         """Work off the backlog from another thread, unless the training thread is at it: it must not wait."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from clew.capture.settings import Settings
     from clew.model.finding import Finding
-    from clew.model.record import StepRecord
+    from clew.model.record import StepRecord, Stretch
     from clew.model.sink import Annex, Sink
 
 _living: weakref.WeakSet[TorchSession] = weakref.WeakSet()
@@ -44,7 +44,7 @@ class TorchSession:
         sink: Sink,
         *,
         tell: Callable[[str], None],
-        on_step: Callable[[Recorder, StepRecord], None] | None = None,
+        on_step: Callable[[Recorder, StepRecord | Stretch], None] | None = None,
         models: Iterable[tuple[str, torch.nn.Module]] = (),
         optimizers: Iterable[torch.optim.Optimizer] = (),
         annex: Annex | None = None,

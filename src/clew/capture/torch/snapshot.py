@@ -38,6 +38,7 @@ _SHARE_OF_BUDGET: Final = 1 / 6
 """Share of the time that snapshots may take, copying and writing together, and of the time that clew may take."""
 _SHORTEST: Final = 10
 _WAITING: Final = 16
+_LONGEST_WAITING: Final = 256
 _PATIENCE: Final = 3
 """While clew has spent more than its budget a snapshot waits: it is asked for again after so many steps, for so many
 periods."""
@@ -369,7 +370,7 @@ class SnapshotLens:
             self._look_at = step + left - 1
             return not left
         if left <= 0 and self._must_wait(left):
-            self._look_at = step + _WAITING - 1
+            self._look_at = step + self._count_waiting() - 1
             return False
         # What a step takes changes little by little: no need to ask before half of the way is gone.
         self._look_at = step + (left if self._fixed else left // 2) - 1
@@ -381,6 +382,12 @@ class SnapshotLens:
         return (
             self._fixed is None and schedule.every is None and schedule.bank < 0 and left > -_PATIENCE * every
         )
+
+    def _count_waiting(self) -> int:
+        """Return after how many steps the budget may have recovered, as far as one waits before asking again."""
+        schedule, step_seconds = self.recorder.schedule, self.recorder.flight.step_seconds
+        steps = -schedule.bank / max(schedule.share * step_seconds, 1e-9)
+        return int(min(max(steps, _WAITING), _LONGEST_WAITING))
 
     def _is_frozen(self, step: int) -> bool:
         """After trouble nothing may push out the state from before it."""

@@ -1,0 +1,240 @@
+"""Steps that left nothing but numbers leave as one stretch, and say what their records would."""
+
+import random
+
+import numpy as np
+import pytest
+
+import clew
+from clew.api.progress import Progress
+from clew.capture.assemble import Layout
+from clew.capture.clock import PHASES
+from clew.capture.draft import Draft, is_thin, join
+from clew.capture.outlet import Outlet
+from clew.doctor.case import Case
+from clew.doctor.engine import Looks
+from clew.model.record import Batch, Fault, RunInfo, Scalar, StepRecord, Stretch
+from clew.model.sink import Tee
+from clew.store.columns import columns_of
+from clew.store.summary import Summary
+from clew.store.writer import Writer
+
+NOTHING = (Layout([], []), None, False)
+
+
+def parts(step, *, due=False, batches=(), more=()):
+    """Return what a step leaves: a loss, a rate, now and then the memory, and times of which some are 0."""
+    rng = random.Random(step)
+    scalars = [Scalar("loss", rng.random(), 0), Scalar("lr", 0.1, 0), Scalar("lr", 0.2, 1), *more]
+    if step % 5 == 0:
+        scalars.append(Scalar("memory.process", float(step), 0))
+    times = [0.0 if name == "data" and step % 3 else rng.random() for name in PHASES]
+    times[-1] = 0.0
+    return (step, due, times, *NOTHING, scalars, list(batches))
+
+
+def finish(some):
+    """Return the records of steps; a draft takes its list of numbers over."""
+    return [Draft(*each[:6], list(each[6]), each[7]).finish(()) for each in some]
+
+
+class Keeper:
+    """A sink that keeps what it gets."""
+
+    def __init__(self, *, takes_stretches=True):
+        self.takes_stretches = takes_stretches
+        self.got = []
+
+    def add_sites(self, sites):
+        pass
+
+    def put(self, record):
+        self.got.append(record)
+
+    put_stretch = put
+
+    def update_info(self, info):
+        pass
+
+    def close(self, state, exit_code=None):
+        pass
+
+
+class Plain:
+    """A sink that knows nothing of stretches."""
+
+    def __init__(self):
+        self.got = []
+
+    def add_sites(self, sites):
+        pass
+
+    def put(self, record):
+        self.got.append(record)
+
+    def update_info(self, info):
+        pass
+
+    def close(self, state, exit_code=None):
+        pass
+
+
+@pytest.fixture
+def some():
+    return [parts(step) for step in range(40, 73)]
+
+
+def rows(columns):
+    names = ("step", "name", "ordinal", "value")
+    return sorted(zip(*(list(columns["scalars"][name]) for name in names), strict=True))
+
+
+def test_a_stretch_has_the_numbers_of_its_records(some):
+    stretch, records = join(some), finish(some)
+    assert (stretch.first, stretch.last, stretch.steps) == (40, 72, 33)
+    assert rows(columns_of([stretch])) == rows(columns_of(records))
+    steps = columns_of([stretch])["scalars"]["step"]
+    assert (np.diff(steps) >= 0).all()
+
+
+def test_a_table_takes_records_and_stretches_in_the_order_of_steps(some):
+    mixed = [*finish(some[:3]), join(some[3:20]), *finish(some[20:21]), join(some[21:])]
+    columns = columns_of(mixed)
+    assert rows(columns) == rows(columns_of(finish(some)))
+    assert (np.diff(columns["scalars"]["step"]) >= 0).all()
+
+
+def test_a_summary_counts_both_alike(some):
+    last = [Scalar("clew.partial", 1.0)]
+    some.append(parts(73, more=last))
+    one, other = Summary(), Summary()
+    one.add(finish(some))
+    other.add([join(some[:10]), *finish(some[10:12]), join(some[12:])])
+    assert one == other
+    assert (one.steps, one.first_step, one.last_step) == (33, 40, 73)
+
+
+def test_a_case_and_its_looks_take_both_alike():
+    every = [parts(step) for step in range(2600)]
+    one, other = Case(), Case()
+    one_looks, other_looks = Looks(), Looks()
+    looked, looked_after = [], []
+    for record in finish(every):
+        one.add(record)
+        if one_looks.is_due(one, record):
+            looked.append(one.steps)
+    for some in batched(every, 50):
+        stretch = join(some)
+        other.add_stretch(stretch)
+        if other_looks.is_due_after(other, stretch):
+            looked_after.append(other.steps)
+    assert (one.steps, one.step) == (other.steps, other.step)
+    assert one.scalars.keys() == other.scalars.keys()
+    for name, series in one.scalars.items():
+        assert series.steps.tolist() == other.scalars[name].steps.tolist()
+        assert series.values.tolist() == other.scalars[name].values.tolist()
+        assert series.total == other.scalars[name].total
+    assert looked[-4:] == [1000, 1500, 2000, 2500]
+    assert looked_after == sorted({-(-step // 50) * 50 for step in looked})
+
+
+def batched(things, size):
+    return [things[at : at + size] for at in range(0, len(things), size)]
+
+
+def test_a_long_series_is_shortened_by_stretches_too():
+    one, other = Case(), Case()
+    every = [parts(step) for step in range(40_000)]
+    for stretch in map(join, batched(every, 100)):
+        one.add_stretch(stretch)
+    for stretch in map(join, batched(every, 1000)):
+        other.add_stretch(stretch)
+    series, others = one.scalar("loss"), other.scalar("loss")
+    assert len(series) < 20_000
+    assert series.total == others.total == 40_000
+    assert series.steps[:4096].tolist() == list(range(4096))
+    assert series.steps[-4096:].tolist() == list(range(40_000 - 4096, 40_000))
+    assert others.steps[-4096:].tolist() == series.steps[-4096:].tolist()
+
+
+def test_a_loss_that_is_not_finite_is_an_alarm_in_a_stretch():
+    case, looks = Case(), Looks()
+    case.steps = 2001
+    some = [parts(step) for step in range(2001, 2010)]
+    some.append(parts(2010, more=[Scalar("loss", float("nan"), 1)]))
+    stretch = join(some)
+    case.add_stretch(stretch)
+    assert looks.is_due_after(case, stretch)
+    assert not looks.is_due_after(case, stretch)
+
+
+def test_progress_takes_both_alike(some):
+    class Recorder:
+        last_loss = 0.5
+
+    one, other = Progress(), Progress()
+    for record in finish(some):
+        one.take(Recorder, record)
+    other.take(Recorder, join(some))
+    shown, shown_other = one.shown(), other.shown()
+    rate, other_rate = shown.pop("steps_per_second"), shown_other.pop("steps_per_second")
+    assert shown == pytest.approx(shown_other)
+    assert other_rate == pytest.approx(1 / np.mean([sum(each[2]) for each in some]))
+    assert rate > 0
+
+
+def test_only_steps_with_nothing_but_numbers_go_together(some):
+    sink, told = Keeper(), []
+    batch = Batch("x", (2,), "float32", -1)
+    some[10] = parts(50, due=True)
+    some[20] = parts(60, batches=[batch])
+    some[22] = parts(62, due=True)
+    Outlet(sink, lambda sender, record: told.append((sender, record))).give("me", some, ())
+    assert [(type(each), getattr(each, "step", None) or each.steps) for each in sink.got] == [
+        (Stretch, 10),
+        (StepRecord, 50),
+        (Stretch, 9),
+        (StepRecord, 60),
+        (StepRecord, 61),
+        (StepRecord, 62),
+        (Stretch, 10),
+    ]
+    assert told == [("me", record) for record in sink.got]
+    assert not is_thin(some[10])
+
+
+def test_faults_go_with_the_first_record(some):
+    sink, fault = Keeper(), Fault(40, "somewhere", "something")
+    Outlet(sink).give(None, some, (fault,))
+    assert [record.faults for record in sink.got] == [(fault,), *[()] * (len(some) - 1)]
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        Plain(),
+        Keeper(takes_stretches=False),
+        Tee(Keeper(), Plain()),
+        Tee(Keeper(), Keeper(takes_stretches=False)),
+    ],
+    ids=["plain", "unwilling", "beside a plain one", "beside an unwilling one"],
+)
+def test_who_wants_every_step_gets_every_step(sink, some):
+    Outlet(sink).give(None, [(*each[:6], list(each[6]), each[7]) for each in some], ())
+    for each in getattr(sink, "sinks", (sink,)):
+        assert [record.step for record in each.got] == list(range(40, 73))
+
+
+def test_a_run_of_stretches_reads_as_one_of_records(tmp_path, some):
+    for name, items in (("one", finish(some)), ("other", [join(some[:20]), join(some[20:])])):
+        writer = Writer(tmp_path / name, RunInfo(name=name))
+        for item in items:
+            (writer.put_stretch if isinstance(item, Stretch) else writer.put)(item)
+            if item is items[0]:
+                writer.flush()
+        writer.close("complete", 0)
+    one, other = (clew.open_run(tmp_path / name).scalars() for name in ("one", "other"))
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].steps.tolist() == other[name].steps.tolist()
+        assert one[name].values.tolist() == other[name].values.tolist()
