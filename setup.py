@@ -2,7 +2,7 @@
 
 import sys
 import sysconfig
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -15,7 +15,7 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 kernel = Extension(
     "clew.stats._kernel",
     sources=["src/clew/stats/_kernel.c"],
-    depends=sorted(glob("src/clew/stats/_*.h")),
+    depends=sorted(map(str, Path("src/clew/stats").glob("_*.h"))),
     define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
     extra_compile_args=["/std:c11"] if sys.platform == "win32" else UNIX_FLAGS,
     py_limited_api=STABLE,
