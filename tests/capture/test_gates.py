@@ -1,6 +1,10 @@
 """Gates let quiet steps through without a line of clew's Python, and are gone where the compiler comes."""
 
+import copy
 import gc
+import inspect
+import pickle
+import signal
 import sys
 import threading
 import types
@@ -13,7 +17,9 @@ from torch._dynamo.mutation_guard import install_generation_tagging_init
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import clew
+from clew.capture.clock import REST
 from clew.capture.torch import gates, uncompiled
+from clew.capture.torch.gradients import GradientHooks
 
 QUIET = 120
 """By this step of a loop that is recorded every 40th, nothing is new any more."""
@@ -327,9 +333,12 @@ def test_two_recordings_at_once(tmp_path):
 
 def test_gates_refuse_what_they_are_not_made_for():
     with pytest.raises(TypeError, match="compiled clock and owner"):
-        gates.KERNEL.CallGate(original=len, general=len, beat=object(), flags={}, ask=len, fail=len, phase=0)
+        gates.KERNEL.LossGate(original=len, general=len, beat=object())
     with pytest.raises(TypeError, match="cannot create"):
         gates.KERNEL.GatedCall()
+    for kind in ("CallGate", "PassGate", "StepGate", "IdleGate", "LossGate"):
+        with pytest.raises(TypeError, match="a gate needs 'original'"):
+            getattr(gates.KERNEL, kind)()
 
 
 def record_all(folder, name, **settings):
@@ -376,3 +385,124 @@ def test_an_output_that_clew_fails_at_ends_that_site_alone(tmp_path, monkeypatch
     run = clew.open_run(tmp_path / "run")
     assert len(run.series("second", "output", "l2").values) == 40
     assert len(run.series("first", "output", "l2").values) == 30
+
+
+def test_numbers_of_the_user_may_have_our_names(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path) as watch:
+        losses = []
+        for step in range(QUIET + 80):
+            losses.append(loop.step())
+            watch.log(loss=-1.0, lr=step, twice=1.0)
+            watch.log(twice=2.0)
+        assert not recorder_of(watch).guard.take()
+    run = clew.open_run(tmp_path / "run")
+    scalars = run.scalars()
+    assert scalars["loss"].values.tolist() == [each for loss in losses for each in (loss, -1.0)]
+    assert scalars["twice"].values.tolist() == [1.0, 2.0] * len(losses)
+    assert scalars["lr"].values.tolist() == [each for step in range(len(losses)) for each in (0.001, step)]
+    assert set(scalars["clew.recorded"].values.tolist()) == {0.0, 1.0}
+
+
+def interrupt(*_):
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("when", ["explaining", "failed backward", "output"])
+def test_ctrl_c_while_clew_is_at_work_reaches_the_user(tmp_path, monkeypatch, when):
+    loop = Loop()
+    settings = {"every": 1} if when == "output" else {"every": 40}
+    is_time, original = [], GradientHooks.watch
+    monkeypatch.setattr(GradientHooks, "watch", lambda *args: interrupt() if is_time else original(*args))
+    with clew.watch(loop.model, loop.optimizer, out=tmp_path, name="run", status=False, **settings) as watch:
+        recorder = recorder_of(watch)
+        loop.steps(QUIET)
+        if when == "explaining":
+            recorder.on_bad = interrupt
+            for parameter in loop.model.parameters():
+                parameter.register_hook(lambda gradient: gradient * float("inf"))
+        elif when == "failed backward":
+            monkeypatch.setattr("clew.capture.torch.backward.list_leaves", interrupt)
+            loop.model.first.weight.register_hook(lambda gradient: gradient / "no number")
+        else:
+            is_time.append(True)
+            # A call more than ever before: its gradient is to be waited for.
+            loop.model.between = lambda: loop.model.second(torch.zeros(1, 8))
+        with pytest.raises(KeyboardInterrupt):
+            loop.steps(30)
+        assert (recorder.inside, recorder.nested, recorder.seeing, recorder.in_backward) == (0, 0, 0, 0)
+        recorder.on_bad = None
+
+
+def test_a_complex_loss_is_no_fault(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path) as watch:
+        recorder = recorder_of(watch)
+        for step in range(QUIET + 40):
+            loop.optimizer.zero_grad()
+            loss = loop.model(loop.x).square().mean() - 5
+            if step > QUIET and step % 3 == 0:
+                torch.complex(loss, torch.tensor(0.0)).backward(torch.tensor(1 + 0j))
+            else:
+                loss.backward()
+            loop.optimizer.step()
+        assert not recorder.guard.take()
+        assert "complex" in recorder.unseen["loss"]
+    run = clew.open_run(tmp_path / "run")
+    assert len(run.scalars()["lr"].values) == QUIET + 40
+    assert 0 < len(run.scalars()["loss"].values) < QUIET + 40
+
+
+def test_one_recording_inside_another_leaves_the_compiler_its_way(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path / "outer"):
+        loop.steps(QUIET)
+        with loop.watch(tmp_path / "inner"):
+            loop.steps(20)
+            compiled = torch.compile(loop.model.second, backend="eager", fullgraph=True)
+            compiled(torch.ones(2, 8))
+        assert not any(map(is_gate, places()))
+        torch.compile(loop.model.first, backend="eager", fullgraph=True)(torch.ones(2, 4))
+        loop.steps(5)
+
+
+def test_a_backward_without_a_root_ends(tmp_path):
+    loop = Loop()
+    for with_gates in (True, False):
+        with loop.watch(tmp_path / str(with_gates)) as watch:
+            if not with_gates:
+                watch._recording.session._patches.uncover()
+            loop.steps(QUIET)
+            with pytest.raises(TypeError):
+                torch.autograd.backward(None)
+            assert recorder_of(watch).in_backward == 0
+
+
+def test_gates_are_copied_and_pickled_as_functions_are(tmp_path):
+    loop = Loop()
+    with loop.watch(tmp_path):
+        loop.steps(QUIET)
+        for function in (torch.autograd.backward, torch._C._nn.mse_loss):
+            assert is_gate(function)
+            assert copy.copy(function) is function
+            assert copy.deepcopy({"kept": function})["kept"] is function
+        assert pickle.loads(pickle.dumps(torch.autograd.backward)) is torch.autograd.backward
+        assert pickle.dumps(torch._C._nn.mse_loss)
+        assert inspect.signature(torch.autograd.backward).parameters
+
+
+@pytest.mark.parametrize("with_gates", [True, False])
+def test_an_exception_inside_a_step_leaves_the_clock_to_the_rest(tmp_path, with_gates):
+    loop = Loop()
+
+    def fail():
+        raise ArithmeticError("in the closure")
+
+    with loop.watch(tmp_path) as watch:
+        if not with_gates:
+            watch._recording.session._patches.uncover()
+        loop.steps(QUIET)
+        with pytest.raises(ArithmeticError):
+            loop.optimizer.step(fail)
+        loop.steps(3)
+        assert recorder_of(watch).clock.phase == REST

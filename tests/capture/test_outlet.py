@@ -4,6 +4,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import clew
 from clew.api.progress import Progress
@@ -95,6 +97,46 @@ def test_a_stretch_has_the_numbers_of_its_records(some):
     assert rows(columns_of([stretch])) == rows(columns_of(records))
     steps = columns_of([stretch])["scalars"]["step"]
     assert (np.diff(steps) >= 0).all()
+
+
+NAMES = st.sampled_from(["loss", "lr", "time.forward", "clew.recorded", "mine"])
+STEP = st.lists(st.tuples(NAMES, st.floats(-10, 10), st.integers(0, 2)), max_size=6)
+
+
+@given(st.lists(STEP, min_size=2, max_size=12), st.integers(1, 11))
+def test_whatever_a_script_logs_a_stretch_has_what_its_records_have(logged, cut):
+    some = [
+        (
+            40 + at,
+            False,
+            [0.5, 0.0, at * 1.0, 0.0, 1.0, 2.0, 3.0],
+            *NOTHING,
+            [Scalar(*each) for each in step],
+            [],
+        )
+        for at, step in enumerate(logged)
+    ]
+    mixed = [join(each) if len(each) > 1 else finish(each)[0] for each in (some[:cut], some[cut:]) if each]
+    assert rows(columns_of(mixed)) == rows(columns_of(finish(some)))
+    one, other = Case(), Case()
+    for record in finish(some):
+        one.add(record)
+    for item in mixed:
+        (other.add_stretch if isinstance(item, Stretch) else other.add)(item)
+    assert one.scalars.keys() == other.scalars.keys()
+    for name, series in one.scalars.items():
+        assert series.steps.tolist() == other.scalars[name].steps.tolist()
+        assert series.values.tolist() == other.scalars[name].values.tolist()
+    summaries = Summary(), Summary()
+    summaries[0].add(finish(some))
+    summaries[1].add(mixed)
+    assert summaries[0] == summaries[1] or has_losses_out_of_order(logged)
+
+
+def has_losses_out_of_order(logged):
+    """Return whether a script has logged losses of its own so that the last of a step is not that of the last pass."""
+    found = [[ordinal for name, _, ordinal in step if name == "loss"] for step in logged]
+    return any(ordinals != sorted(ordinals) for ordinals in found)
 
 
 def test_a_table_takes_records_and_stretches_in_the_order_of_steps(some):

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Steps = NDArray[np.int64]
+    Values = NDArray[np.float64]
+    Column = tuple[Steps, Values]
+
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -119,7 +123,7 @@ class Stretch:
 
     first: int
     last: int
-    columns: dict[tuple[str, int], tuple[NDArray[np.int64], NDArray[np.float64]]]
+    columns: dict[tuple[str, int], Column]
 
     @property
     def steps(self) -> int:

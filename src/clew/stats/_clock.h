@@ -7,7 +7,7 @@
 #define HAVE_CLOCK 1
 #include <time.h>
 
-enum { MAX_PHASES = 16 };
+enum { MAX_PHASES = 16, REST = 0 };
 
 typedef struct {
     PyObject_HEAD

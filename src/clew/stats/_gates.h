@@ -8,7 +8,7 @@
 #ifdef HAVE_CLOCK
 
 static PyTypeObject *holder_type, *turns_type, *course_type, *gated_call_type, *leaf_type;
-static PyObject *str_is_compiling, *str_param_groups, *str_class;
+static PyObject *str_is_compiling, *str_param_groups, *own_names;
 
 /* ---------------------------------------------------------------- what gates ask */
 
@@ -58,31 +58,53 @@ static int has_answer(PyObject *question, PyObject *expected)
 static int is_fit(PyObject *beat)
 {
     Beat *parts = (Beat *)beat;
-    if (PyObject_TypeCheck(beat, beat_type) && parts->owner && PyObject_TypeCheck(parts->owner, holder_type) &&
-        parts->clock && Py_TYPE(parts->clock) == clock_type)
+    int fit = PyObject_TypeCheck(beat, beat_type);
+    for (const PyMemberDef *member = beat_members; fit && find_field(beat, member); member++)
+        fit = *find_field(beat, member) != NULL;
+    if (fit && PyObject_TypeCheck(parts->owner, holder_type) && Py_TYPE(parts->clock) == clock_type)
         return 1;
-    PyErr_SetString(PyExc_TypeError, "a gate needs a recorder with a compiled clock and owner");
+    PyErr_SetString(PyExc_TypeError, "a gate needs a whole recorder with a compiled clock and owner");
     return 0;
 }
 
-/* Give an exception of ours to whoever answers for it. */
-static void excuse(PyObject *answer_for)
+/* Whether the exception that is set is ours to answer for; a KeyboardInterrupt or a SystemExit is the user's. */
+static int is_ours(void)
+{
+    return PyErr_ExceptionMatches(PyExc_Exception);
+}
+
+/* The exception that is set, which is set no more; with its traceback. */
+static PyObject *take_error(void)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
-    PyObject *done = error ? PyObject_CallFunctionObjArgs(answer_for, error, NULL) : NULL;
-    PyErr_Clear();
-    Py_XDECREF(done);
+    if (error && trace)
+        PyException_SetTraceback(error, trace);
     Py_XDECREF(type);
-    Py_XDECREF(error);
     Py_XDECREF(trace);
+    return error;
 }
 
-/* What somebody asks of a gate is answered by the Python function that it stands for. */
+/* Give an exception to whoever answers for ours; 0 with one set that is the user's. */
+static int excuse(PyObject *answer_for)
+{
+    if (!is_ours())
+        return 0;
+    PyObject *error = take_error(), *done = error ? PyObject_CallFunctionObjArgs(answer_for, error, NULL) : NULL;
+    Py_XDECREF(error);
+    Py_XDECREF(done);
+    if (PyErr_Occurred() && is_ours())
+        PyErr_Clear();
+    return !PyErr_Occurred();
+}
+
+/* What somebody asks of a gate is answered by the Python function that it stands for, unless it is about the gate. */
 static PyObject *ask_general(PyObject *self, PyObject *name, PyObject *general)
 {
-    int is_own = PyObject_RichCompareBool(name, str_class, Py_EQ);
+    int is_own = PySet_Contains(own_names, name);
+    if (is_own < 0)
+        return NULL;
     return is_own || !general ? PyObject_GenericGetAttr(self, name) : PyObject_GetAttr(general, name);
 }
 
@@ -118,8 +140,13 @@ static void free_gate(PyObject *self)
     release_object(self, clear_gate);
 }
 
-/* Make a gate of keyword arguments: any of the fields, and a phase. */
-static PyObject *make_gate(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+enum {
+    ORIGINAL = 1, GENERAL = 1 << 1, BEAT = 1 << 2, COURSE_ = 1 << 3, ENTRIES = 1 << 4, FLAGS = 1 << 5,
+    ASK = 1 << 6, FAIL = 1 << 7, FINISH = 1 << 8, LISTS = 1 << 9, LEAF = 1 << 10,
+};
+
+/* Make a gate of keyword arguments: the fields that it needs, and a phase. */
+static PyObject *make_gate(PyTypeObject *type, PyObject *args, PyObject *kwargs, int needed)
 {
     static char *names[] = {"original", "general", "beat", "course", "entries", "flags",
                             "ask",      "fail",    "finish", "lists", "leaf",   "phase", NULL};
@@ -128,6 +155,9 @@ static PyObject *make_gate(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOOOOi", names, &given[0], &given[1], &given[2], &given[3],
                                      &given[4], &given[5], &given[6], &given[7], &given[8], &given[9], &given[10], &phase))
         return NULL;
+    for (int i = 0; i < GATE_FIELDS; i++)
+        if (needed >> i & 1 && !given[i])
+            return PyErr_Format(PyExc_TypeError, "a gate needs '%s'", names[i]);
     if ((given[2] && !is_fit(given[2])) || (given[3] && !PyObject_TypeCheck(given[3], course_type)) ||
         (given[10] && given[10] != Py_None && !PyObject_TypeCheck(given[10], leaf_type))) {
         if (!PyErr_Occurred())
@@ -160,8 +190,34 @@ static PyObject *call_general(PyObject *self, PyObject *args, PyObject *kwargs)
     return PyObject_Call(((Gate *)self)->general, args, kwargs);
 }
 
-#define GATE_SLOTS                                                                                                   \
-    {Py_tp_new, make_gate}, {Py_tp_dealloc, free_gate}, {Py_tp_traverse, traverse_gate}, {Py_tp_clear, clear_gate}
+static PyObject *copy_gate(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return Py_NewRef(self);
+}
+
+/* Pickled by name, as a function is. */
+static PyObject *reduce_gate(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyObject_GetAttrString(((Gate *)self)->general, "__qualname__");
+}
+
+static PyMethodDef function_methods[] = {
+    {"__copy__", copy_gate, METH_NOARGS, "A function is its own copy."},
+    {"__deepcopy__", copy_gate, METH_O, "A function is its own copy."},
+    {"__reduce__", reduce_gate, METH_NOARGS, "The name that it is found by."},
+    {NULL, NULL, 0, NULL},
+};
+
+#define MAKES(name, needed)                                                                                           \
+    static PyObject *name(PyTypeObject *type, PyObject *args, PyObject *kwargs)                                       \
+    {                                                                                                                 \
+        return make_gate(type, args, kwargs, needed);                                                                 \
+    }
+
+#define GATE_SLOTS(make)                                                                                              \
+    {Py_tp_new, make}, {Py_tp_dealloc, free_gate}, {Py_tp_traverse, traverse_gate}, {Py_tp_clear, clear_gate}
 
 /* ---------------------------------------------------------------- module calls */
 
@@ -219,22 +275,18 @@ static PyObject *bind_call(PyObject *self, PyObject *module, PyObject *type)
     return bind(gate->general, module, type);
 }
 
-/* Begin a quiet call; -1 where it is not one. */
+/* Begin a quiet call; -1 where it is not one, and -2 with an exception that is the user's. */
 static int enter_call(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     Beat *beat = (Beat *)gate->beat;
     if (!is_recorded_here(beat) || beat->inside || beat->nested || is_compiling(gate->flags) ||
-        !has_answer(gate->ask, Py_None) || !has_answer(ask_mode, Py_False) || PyErr_Occurred()) {
-        PyErr_Clear();
-        return -1;
-    }
+        !has_answer(gate->ask, Py_None) || !has_answer(ask_mode, Py_False))
+        return PyErr_Occurred() && !excuse(gate->fail) ? -2 : -1;
     PyObject *given = kwargs ? Py_NewRef(kwargs) : PyDict_New();
     int before = given ? begin_call(beat, module, args, given, gate->phase) : -1;
     Py_XDECREF(given);
-    if (PyErr_Occurred()) {
-        excuse(gate->fail);
-        return -1;
-    }
+    if (PyErr_Occurred())
+        return excuse(gate->fail) ? -1 : -2;
     return before;
 }
 
@@ -254,17 +306,13 @@ static int see_output(Gate *gate, PyObject *module, PyObject *args, PyObject *kw
         seen = observe((Leaf *)gate->leaf, gate->entries, module, output, ((Beat *)gate->beat)->tag);
     if (seen > 0)
         return 1;
-    PyObject *type = NULL, *error = NULL, *trace = NULL, *given = NULL;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    PyObject *done = NULL;
-    if (kwargs || (given = PyDict_New()))
-        done = PyObject_CallFunctionObjArgs(gate->finish, module, args, kwargs ? kwargs : given, output,
-                                            error ? error : Py_None, NULL);
+    if (PyErr_Occurred() && !is_ours())
+        return 0;
+    PyObject *error = take_error(), *done = NULL, *given = kwargs ? Py_NewRef(kwargs) : PyDict_New();
+    if (given)
+        done = PyObject_CallFunctionObjArgs(gate->finish, module, args, given, output, error ? error : Py_None, NULL);
     Py_XDECREF(given);
-    Py_XDECREF(type);
     Py_XDECREF(error);
-    Py_XDECREF(trace);
     Py_XDECREF(done);
     return done != NULL;
 }
@@ -288,6 +336,8 @@ static PyObject *call_gated(PyObject *self, PyObject *args, PyObject *kwargs)
     if (beat->seeing == PyThread_get_thread_ident() && gate->leaf != Py_None)
         return call_seen(gate, call->module, args, kwargs);
     int before = enter_call(gate, call->module, args, kwargs);
+    if (before < -1)
+        return NULL;
     PyObject *method = bind(before < 0 ? gate->general : gate->original, call->module, (PyObject *)Py_TYPE(call->module));
     if (before >= 0)
         beat->inside = PyThread_get_thread_ident();
@@ -322,13 +372,15 @@ static PyType_Spec gated_call_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, gated_call_slots,
 };
 
+MAKES(make_call_gate, ORIGINAL | GENERAL | BEAT | ENTRIES | FLAGS | ASK | FAIL | FINISH | LEAF)
+
 static PyType_Slot call_gate_slots[] = {
     {Py_tp_doc, "CallGate(*, original, general, beat, flags, ask, fail, leaf, entries, finish, phase)\n\n"
                 "The method that calls modules: torch's own inside a quiet call, the general one where a call is not quiet.\n"
                 "``ask`` returns None unless torch.jit traces; ``fail`` answers for an exception. ``leaf``, unless it is None,\n"
                 "sees the outputs of the modules in ``entries`` inside a call that is recorded, and ``finish`` those that it\n"
                 "leaves, or answers for its exception."},
-    GATE_SLOTS,
+    GATE_SLOTS(make_call_gate),
     {Py_tp_descr_get, bind_call},
     {Py_tp_call, call_general},
     {0, NULL},

@@ -244,6 +244,7 @@ class StepGate:
         course: Course,
         entries: dict[int, Any],
         ask: Callable[[], int],
+        fail: Callable[[Exception], object],
         finish: Callable[[int], object],
         lists: tuple[str, ...],
         phase: int,

@@ -17,14 +17,18 @@ static int is_usual_pass(const Gate *gate, PyObject *args)
 
 static PyObject *end_gated_pass(Gate *gate, int before, PyObject *result)
 {
-    int ended = end_pass((Course *)gate->course, (Beat *)gate->beat, before);
-    if (ended < 0)
-        excuse(gate->fail);
-    if (ended != 1) {
+    Beat *beat = (Beat *)gate->beat;
+    int ended = end_pass((Course *)gate->course, beat, before), fine = 1;
+    if (ended < 0 && !excuse(gate->fail)) {
+        switch_phase((Clock *)beat->clock, before);
+        fine = 0;
+    } else if (ended != 1) {
         PyObject *done = PyObject_CallFunction(gate->finish, "Oi", Py_None, before);
-        PyErr_Clear();
+        fine = done != NULL;
         Py_XDECREF(done);
     }
+    if (!fine)
+        Py_CLEAR(result);
     return result;
 }
 
@@ -34,9 +38,14 @@ static PyObject *abandon_pass(Gate *gate, int before, PyObject *root)
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyObject *done = PyObject_CallFunction(gate->finish, "Oi", root, before);
-    PyErr_Clear();
+    if (done || is_ours()) {
+        PyErr_Restore(type, error, trace);
+    } else { /* Ctrl-C, meanwhile */
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    }
     Py_XDECREF(done);
-    PyErr_Restore(type, error, trace);
     return NULL;
 }
 
@@ -48,10 +57,9 @@ static PyObject *call_pass(PyObject *self, PyObject *args, PyObject *kwargs)
     if (is_usual_pass(gate, args)) {
         PyObject *root = PyTuple_GetItem(args, 0);
         before = begin_pass(beat, beat->wants_loss ? root : Py_None, gate->phase);
-        if (before < -1)
-            excuse(gate->fail);
     }
-    PyErr_Clear();
+    if (PyErr_Occurred() && !excuse(gate->fail))
+        return NULL;
     if (before < 0)
         return PyObject_Call(gate->general, args, kwargs);
     Py_INCREF(self);
@@ -61,11 +69,14 @@ static PyObject *call_pass(PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
+MAKES(make_pass_gate, ORIGINAL | GENERAL | BEAT | COURSE_ | ENTRIES | FLAGS | FAIL | FINISH)
+
 static PyType_Slot pass_gate_slots[] = {
     {Py_tp_doc, "PassGate(*, original, general, beat, course, entries, flags, fail, finish, phase)\n\n"
                 "A backward pass: a usual one goes straight to torch. ``entries`` are the optimizers; ``finish`` is called with\n"
                 "None and the phase before where somebody is to be told of its end, and with its root where it has raised."},
-    GATE_SLOTS,
+    GATE_SLOTS(make_pass_gate),
+    {Py_tp_methods, function_methods},
     {Py_tp_call, call_pass},
     {Py_tp_getattro, ask_gate},
     {0, NULL},
@@ -127,8 +138,11 @@ static int count_turn(const Beat *beat)
     if (!beat->turns || !PyObject_TypeCheck(beat->turns, turns_type))
         return 0;
     Turns *turns = (Turns *)beat->turns;
+    int is_known = beat->last_loss == Py_None || PyFloat_CheckExact(beat->last_loss);
+    if (!is_known || !turns->reason || PyObject_IsTrue(turns->reason) != 0 || turns->turn <= 1)
+        return 0;
     double loss = beat->last_loss != Py_None ? PyFloat_AsDouble(beat->last_loss) : turns->lowest;
-    if (PyUnicode_GetLength(turns->reason) || turns->turn <= 1 || !(turns->lowest <= loss && loss <= turns->highest))
+    if (!(turns->lowest <= loss && loss <= turns->highest))
         return 0;
     turns->steps++;
     turns->turn--;
@@ -143,8 +157,11 @@ static int is_unheard(const Gate *gate)
     return none && !PyErr_Occurred();
 }
 
+/* Go on by the general way, which meets an exception of ours again; the user's goes on. */
 static PyObject *pass_on(PyObject *function, PyObject *const *args)
 {
+    if (PyErr_Occurred() && !is_ours())
+        return NULL;
     PyErr_Clear();
     return PyObject_CallFunctionObjArgs(function, args[0], args[1], args[2], NULL);
 }
@@ -162,7 +179,8 @@ static PyObject *step_before(PyObject *self, PyObject *const *args, Py_ssize_t n
         !is_empty(beat->on_stepping) || !is_empty(beat->signing) || !is_unheard(gate))
         return pass_on(gate->original, args);
     beat->updating = 1;
-    beat->resumes = switch_phase((Clock *)beat->clock, gate->phase);
+    int before = switch_phase((Clock *)beat->clock, gate->phase);
+    beat->resumes = before == gate->phase ? REST : before; /* an exception inside the last step has left the clock there */
     Py_RETURN_NONE;
 }
 
@@ -178,12 +196,18 @@ static int end_gated_update(const Gate *gate, PyObject *optimizer)
 {
     Beat *beat = (Beat *)gate->beat;
     PyObject *entry = find_entry(gate, optimizer);
+    Py_XINCREF(entry); /* asking the optimizer may run anything */
     PyObject *groups = entry ? PyObject_GetAttr(optimizer, str_param_groups) : NULL;
     PyObject *frame = groups ? (PyObject *)PyEval_GetFrame() : NULL;
     int told = UNUSUAL;
     if (frame && PyList_Check(groups))
         told = end_update((Course *)gate->course, beat, entry, groups, gate->lists, beat->resumes, frame);
+    Py_XDECREF(entry);
     Py_XDECREF(groups);
+    if (told == UNUSUAL && beat->closing == Py_True && PyErr_Occurred() && excuse(gate->fail)) {
+        switch_phase((Clock *)beat->clock, beat->resumes);
+        told = TOLD; /* it was counted, and something after that has failed */
+    }
     return told;
 }
 
@@ -214,12 +238,14 @@ static PyMethodDef step_gate_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+MAKES(make_step_gate, ORIGINAL | GENERAL | BEAT | COURSE_ | ENTRIES | ASK | FAIL | FINISH | LISTS)
+
 static PyType_Slot step_gate_slots[] = {
-    {Py_tp_doc, "StepGate(*, original, general, beat, course, entries, ask, finish, lists, phase)\n\n"
+    {Py_tp_doc, "StepGate(*, original, general, beat, course, entries, ask, fail, finish, lists, phase)\n\n"
                 "The hooks around steps of optimizers; ``original`` and ``general`` are the general ones before and after.\n"
                 "``ask`` returns how many dispatch modes are on, ``lists`` are the keys that tell of a group; ``finish`` is\n"
                 "called with whether the snapshots were told, where they were not or the signature has a turn."},
-    GATE_SLOTS,
+    GATE_SLOTS(make_step_gate),
     {Py_tp_methods, step_gate_methods},
     {0, NULL},
 };
@@ -241,10 +267,12 @@ static PyObject *bind_idle(PyObject *self, PyObject *object, PyObject *type)
     return bind(idle ? gate->original : gate->general, object, type);
 }
 
+MAKES(make_idle_gate, ORIGINAL | GENERAL | LISTS)
+
 static PyType_Slot idle_gate_slots[] = {
     {Py_tp_doc, "IdleGate(*, original, general, lists)\n\n"
                 "A method that is torch's own while all these lists of listeners are empty, and the general one otherwise."},
-    GATE_SLOTS,
+    GATE_SLOTS(make_idle_gate),
     {Py_tp_descr_get, bind_idle},
     {Py_tp_call, call_general},
     {0, NULL},
@@ -262,10 +290,13 @@ static PyObject *call_loss(PyObject *self, PyObject *args, PyObject *kwargs)
     return PyObject_Call(is_plain ? gate->original : gate->general, args, kwargs);
 }
 
+MAKES(make_loss_gate, ORIGINAL | GENERAL | BEAT)
+
 static PyType_Slot loss_gate_slots[] = {
     {Py_tp_doc, "LossGate(*, original, general, beat)\n\n"
                 "A function that is torch's own while there are gradients, and the general one where there are none."},
-    GATE_SLOTS,
+    GATE_SLOTS(make_loss_gate),
+    {Py_tp_methods, function_methods},
     {Py_tp_call, call_loss},
     {Py_tp_getattro, ask_gate},
     {0, NULL},
@@ -277,11 +308,20 @@ static PyType_Spec loss_gate_spec = {
 
 /* ---------------------------------------------------------------- the types */
 
+/* What a gate answers itself. */
+static PyObject *make_names(void)
+{
+    PyObject *names = Py_BuildValue("(sssss)", "__class__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__");
+    PyObject *set = names ? PyFrozenSet_New(names) : NULL;
+    Py_XDECREF(names);
+    return set;
+}
+
 static int add_gates(PyObject *module)
 {
     return (str_is_compiling = PyUnicode_InternFromString("_is_compiling_flag")) &&
            (str_param_groups = PyUnicode_InternFromString("param_groups")) &&
-           (str_class = PyUnicode_InternFromString("__class__")) && add_type(module, "Holder", &holder_spec, &holder_type) &&
+           (own_names = make_names()) && add_type(module, "Holder", &holder_spec, &holder_type) &&
            add_type(module, "Turns", &turns_spec, &turns_type) &&
            add_type(module, "Updates", &updates_spec, &updates_type) &&
            add_type(module, "GatedCall", &gated_call_spec, &gated_call_type) &&

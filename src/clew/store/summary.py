@@ -47,9 +47,13 @@ class Summary:
             self.rows += len(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        losses = [values for (name, _), (_, values) in stretch.columns.items() if name == "loss"]
+        losses = {
+            (int(steps[-1]), ordinal): float(values[-1])
+            for (name, ordinal), (steps, values) in stretch.columns.items()
+            if name == "loss"
+        }
         if losses:
-            self.loss = float(losses[-1][-1])
+            self.loss = losses[max(losses)]
         partial = len(stretch.columns[_PARTIAL][0]) if _PARTIAL in stretch.columns else 0
         self.steps += stretch.steps - partial - (stretch.first == self.last_step)
         self.first_step = stretch.first if self.first_step < 0 else self.first_step

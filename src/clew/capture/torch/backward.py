@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class BackwardLens:
 
     def install(self, patches: Patches) -> None:
         """Begin to see backward passes; ``Tensor.backward`` comes through the same function."""
-        gate = partial(
+        gate = functools.partial(
             Gates(self.recorder).differentiate,
             entries=self.optimizers.entries,
             fail=self._fail,
@@ -58,6 +58,7 @@ class BackwardLens:
         entries, known, flight = self.optimizers.entries, recorder.registry.tensors, recorder.flight
         begin_quietly, wants_loss = recorder.begin_pass, recorder.wants["loss"]
 
+        @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.asleep or torch.compiler.is_compiling():
                 return original(tensors, *args, **kwargs)
@@ -66,7 +67,7 @@ class BackwardLens:
             if is_heard():
                 return ask_unheard(self._differentiate, let_hear(original), tensors, args, kwargs)
             before, is_usual = -1, len(entries) == recorder.quiet_with and len(known) == flight.looked_at
-            if is_usual and flight.usual_passes <= 1 and not owner.is_shared:
+            if is_usual and flight.usual_passes <= 1 and not owner.is_shared and tensors is not None:
                 try:
                     before = begin_quietly(tensors if wants_loss else None, BACKWARD)
                 except Exception as error:  # noqa: BLE001 - ours to answer for
@@ -95,8 +96,10 @@ class BackwardLens:
     def _finish_quietly(self, failed: Any, before: int) -> None:
         """End a pass that began quietly and has more to tell; ``failed`` is the root of one that has raised."""
         if failed is not None:
-            self._note_failure(failed)
-            self._end(before, is_root=True, is_whole=False)
+            try:
+                self._note_failure(failed)
+            finally:
+                self._end(before, is_root=True, is_whole=False)
             return
         try:
             self._end_root()
@@ -106,6 +109,7 @@ class BackwardLens:
             self.recorder.clock.switch(before)
 
     def _make_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self.recorder.asleep or torch.compiler.is_compiling():
                 return original(outputs, *args, **kwargs)

@@ -94,6 +94,7 @@ class Gates:
         *,
         entries: dict[int, Any],
         keys: tuple[str, ...],
+        fail: Function,
         finish: Function,
     ) -> tuple[Function, Function]:
         """Return the hooks before and after the steps of optimizers."""
@@ -106,6 +107,7 @@ class Gates:
             course=self._recorder.flight,
             entries=entries,
             ask=has_dispatch_mode,
+            fail=fail,
             finish=finish,
             lists=keys,
             phase=OPTIMIZER,

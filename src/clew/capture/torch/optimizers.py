@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 
 from clew.capture.assemble import SITE_SHIFT
 from clew.capture.beat import Updates
-from clew.capture.clock import CLEW, OPTIMIZER
+from clew.capture.clock import CLEW, OPTIMIZER, REST
 from clew.capture.torch.gates import Gates
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE, KIND_UPDATE
 from clew.capture.torch.shadow import Shadows
@@ -114,7 +114,9 @@ class OptimizerLens:
 
     def _hook(self, patches: Patches) -> None:
         general = (self._before_step, self._after_step)
-        gates = Gates(self.recorder).step(*general, entries=self.entries, keys=_TELLING, finish=self._finish)
+        gates = Gates(self.recorder).step(
+            *general, entries=self.entries, keys=_TELLING, fail=self._fail, finish=self._finish
+        )
         handles = (
             register_optimizer_step_pre_hook(general[0]),
             register_optimizer_step_post_hook(general[1]),
@@ -208,12 +210,17 @@ class OptimizerLens:
                 self._before_step(optimizer, args, kwargs)
             return
         if not (recorder.updating or recorder.due or recorder.closing):
-            recorder.updating, recorder.resumes = 1, recorder.clock.switch(OPTIMIZER)
+            recorder.updating = 1
+            self._resume_later(recorder.clock.switch(OPTIMIZER))
         else:
             self._prepare(optimizer, args, kwargs)
         events = self.events
         if events is not None and (recorder.signing or recorder.on_stepping):
             events.before_step(optimizer, args, kwargs)
+
+    def _resume_later(self, phase: int) -> None:
+        # An exception inside the last step has left the clock there.
+        self.recorder.resumes = REST if phase == OPTIMIZER else phase
 
     def _prepare(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """End the step before where this optimizer begins another, and measure what it is about to use."""
@@ -222,7 +229,7 @@ class OptimizerLens:
         recorder.updating = _count_running() if recorder.updating else 1
         if recorder.updating > 1:
             return
-        recorder.resumes = recorder.clock.switch(CLEW)
+        self._resume_later(recorder.clock.switch(CLEW))
         try:
             entry = self.entries.get(id(optimizer)) or self.add(optimizer)
             if recorder.closing and entry.stepped == recorder.serial:
@@ -258,7 +265,10 @@ class OptimizerLens:
                     recorder, entry, optimizer.param_groups, _TELLING, recorder.resumes
                 )
             except Exception as error:  # noqa: BLE001 - ours to answer for
-                recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
+                self._fail(error)
+                if recorder.closing:  # the step was counted
+                    told = 1
+                    recorder.clock.switch(recorder.resumes)
             if told < 0:  # nothing was done
                 self._end_update(optimizer)
             elif not told:
@@ -266,6 +276,9 @@ class OptimizerLens:
         if self.events is not None and recorder.on_stepped:
             self.events.after_step(optimizer, args, kwargs)
         self._end_turn()
+
+    def _fail(self, error: Exception) -> None:
+        self.recorder.guard.fault(error, "after the optimizer step", step=self.recorder.step)
 
     def _finish(self, told: int) -> None:
         """Do what is left of a step that ended by the shortest way; 0 where the snapshots are still to be told."""

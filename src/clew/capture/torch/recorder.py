@@ -364,6 +364,9 @@ class Recorder(Beat):
         with undisturbed():
             if value.is_meta:
                 return
+            if value.is_complex():
+                self.unseen.setdefault("loss", "it is a complex number")
+                return
             if value.device.type != "cpu":
                 self.waiting.append(("loss", value.detach(), self.losses))
                 self.losses += 1

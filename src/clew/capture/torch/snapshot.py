@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Recorder
 
-_SHARE: Final = 0.01
+_SHARE: Final = 0.005
 _SHARE_OF_BUDGET: Final = 1 / 6
-"""Share of the time that snapshots may take, copying and writing together, and of the time that clew may take."""
+"""Share of the time that snapshots may take, copying and writing together, and of a budget that is less than usual."""
 _SHORTEST: Final = 10
 _WAITING: Final = 16
 _LONGEST_WAITING: Final = 256
