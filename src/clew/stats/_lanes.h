@@ -343,6 +343,17 @@ static uint64_t F(hash_block)(const char *raw, int bytes, int64_t block)
     return mix(products + mix(plain + (uint64_t)(block + 1) * GOLDEN));
 }
 
+/* The difference of floats to the previous ones, which become the present ones, in one loop: copying each block afterwards
+   took a quarter of the time. */
+static void F(exchange)(const float *restrict now, float *restrict old, int n, float *restrict difference)
+{
+    for (int i = 0; i < n; i++) {
+        float value = now[i];
+        difference[i] = value - old[i];
+        old[i] = value;
+    }
+}
+
 /* The difference to the previous values, in float32 or float64; the previous values become the present ones. */
 static const char *F(load_update)(const Task *task, int64_t start, int n, char *to)
 {
@@ -351,6 +362,10 @@ static const char *F(load_update)(const Task *task, int64_t start, int n, char *
     int64_t at = start * type_width[task->type];
     const char *new = task->data + at;
     char *old = task->old + at;
+    if (task->type == F32) {
+        F(exchange)((const float *)(const void *)new, (float *)(void *)old, n, (float *)(void *)to);
+        return to;
+    }
     if (task->measured == F32) {
         const float *a = F(as_floats)(new, task->type, n, new_floats);
         const float *b = F(as_floats)(old, task->type, n, old_floats);
