@@ -19,7 +19,19 @@ from clew.capture.torch.recorder import Recorder
 STEPS = 200
 
 
-def train(folder, name, *, every=40, spoil_at=None, kind="gradient"):
+def draw_batches():
+    while True:
+        yield torch.randn(16, 6)
+
+
+def load_batches():
+    """Yield the batches of a loader, epoch after epoch."""
+    loader = torch.utils.data.DataLoader(torch.randn(16 * 30, 6), batch_size=16, shuffle=True)
+    while True:
+        yield from loader
+
+
+def train(folder, name, *, every=40, spoil_at=None, kind="gradient", batches=draw_batches):
     """Train a small net with dropout and a schedule, validated now and then; return its recorder and its run."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
@@ -29,9 +41,9 @@ def train(folder, name, *, every=40, spoil_at=None, kind="gradient"):
         recorder = watch._recording.session.recorder
         troubles = []
         recorder.on_trouble.append(lambda *what: troubles.append((recorder.step, *what)))
-        for step in range(STEPS):
+        for step, x in zip(range(STEPS), batches(), strict=False):
             optimizer.zero_grad()
-            loss = (model(torch.randn(16, 6)) - 1).square().mean()
+            loss = (model(x) - 1).square().mean()
             if step == spoil_at:
                 if kind == "gradient":
                     model[0].weight.register_hook(lambda gradient: gradient * math.inf)
@@ -71,6 +83,7 @@ def go_generally(monkeypatch):
     """Have every step end by the general way."""
     take_gates_away(monkeypatch)
     monkeypatch.setattr(Recorder, "begin_call", lambda *_: -1, raising=False)
+    monkeypatch.setattr(Recorder, "end_quietly", lambda _: False, raising=False)
     monkeypatch.setattr(Recorder, "begin_pass", lambda *_: -1, raising=False)
     monkeypatch.setattr(Flight, "end_update", lambda *_: -1, raising=False)
 
@@ -84,17 +97,18 @@ def numbers(run):
     }
 
 
+@pytest.mark.parametrize("batches", [draw_batches, load_batches])
 @pytest.mark.parametrize("with_gates", [True, False])
-def test_both_ways_leave_the_same(tmp_path, monkeypatch, with_gates):
+def test_both_ways_leave_the_same(tmp_path, monkeypatch, with_gates, batches):
     ends = count_general(monkeypatch)
     if not with_gates:
         take_gates_away(monkeypatch)
-    quiet, _, run = train(tmp_path, "quiet")
+    quiet, _, run = train(tmp_path, "quiet", batches=batches)
     general_ends = len(ends)
     assert general_ends < STEPS - 50
     go_generally(monkeypatch)
     ends.clear()
-    general, _, expected = train(tmp_path, "general")
+    general, _, expected = train(tmp_path, "general", batches=batches)
     assert len(ends) == STEPS
     assert numbers(run) == numbers(expected)
     assert (quiet.step, quiet.ended, quiet.serial) == (general.step, general.ended, general.serial)

@@ -70,6 +70,10 @@ class SlowBeat:
     def stay_quiet(self, seconds: float) -> None:
         """Let steps end by the short way for so long; here there is none."""
 
+    def end_quietly(self) -> bool:
+        """Leave the end of a step to the general way."""
+        return False
+
     def begin_call(self, *_: Any) -> int:
         """Leave a root call to the general way."""
         return -1

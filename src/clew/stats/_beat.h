@@ -297,15 +297,23 @@ static int is_calm(const Beat *beat, PyObject *module)
     return found;
 }
 
+/* Whether a root call is the first thing of its step: the last one is about to end, or did so with the next batch. */
+static int is_first_call(const Beat *beat)
+{
+    if (beat->closing == Py_True)
+        return 1;
+    return is_empty(beat->calls) && !read_long(beat->losses) && read_long(beat->backward_at) != read_long(beat->serial);
+}
+
 /* The phase before; -1 where it is not a quiet call, and -2 with an error set. */
 static int begin_call(Beat *beat, PyObject *module, PyObject *args, PyObject *kwargs, int phase)
 {
     Clock *clock = (Clock *)beat->clock;
-    if (beat->closing != Py_True || beat->due != Py_False || !is_empty(beat->on_root) || read_long(beat->in_backward))
+    if (beat->due != Py_False || !is_first_call(beat) || !is_empty(beat->on_root) || read_long(beat->in_backward))
         return -1;
     int calm = is_calm(beat, module), ended = 0, before = switch_phase(clock, clock->own);
     if (calm > 0 && read_flag(module, str_training) && is_grad_on() && !PyErr_Occurred())
-        ended = end_quietly(beat);
+        ended = beat->closing == Py_True ? end_quietly(beat) : 1;
     int quiet = ended > 0 && beat->due == Py_False;
     if (quiet && !append_owned(beat->calls, make_named(beat->call_type, PyTuple_Pack(3, module, args, kwargs))))
         ended = -1;
@@ -389,7 +397,21 @@ static PyObject *beat_stay_quiet(PyObject *self, PyObject *seconds)
     Py_RETURN_NONE;
 }
 
+static PyObject *beat_end_quietly(PyObject *self, PyObject *unused)
+{
+    Beat *beat = (Beat *)self;
+    Clock *clock = (Clock *)beat->clock;
+    (void)unused;
+    if (beat->closing != Py_True)
+        return PyBool_FromLong(0);
+    int before = switch_phase(clock, clock->own), ended = end_quietly(beat);
+    switch_phase(clock, before);
+    return ended < 0 ? NULL : PyBool_FromLong(ended);
+}
+
 static PyMethodDef beat_methods[] = {
+    {"end_quietly", beat_end_quietly, METH_NOARGS,
+     "end_quietly() -> bool\n\nEnd a step whose optimizer has stepped, if it is a quiet one; return whether it was."},
     {"stay_quiet", beat_stay_quiet, METH_O,
      "stay_quiet(seconds)\n\nLet steps end by the short way for so long: nothing is due but for them."},
     FAST("begin_call", beat_begin_call,

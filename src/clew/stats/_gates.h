@@ -270,7 +270,7 @@ static PyObject *bind_call(PyObject *self, PyObject *module, PyObject *type)
         return bind(gate->original, module, type);
     if (beat->seeing == me && gate->leaf != Py_None)
         return bind_gated(self, module);
-    if (beat->closing == Py_True && beat->due == Py_False && !beat->nested && is_recorded_here(beat))
+    if (beat->due == Py_False && !beat->nested && is_first_call(beat) && is_recorded_here(beat))
         return bind_gated(self, module);
     return bind(gate->general, module, type);
 }

@@ -563,6 +563,27 @@ static int copy_blocks(PyObject *packed)
     return 1;
 }
 
+PyDoc_STRVAR(has_same_copies_doc, "has_same_copies(blocks, others) -> bool\n\n"
+                                  "Return whether two copies of the same states, given as to `copy_memory`, are equal.");
+
+static PyObject *has_same_copies(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    char *one, *other;
+    Py_ssize_t size, others;
+    uint64_t a[3], b[3];
+    (void)module;
+    if (!check_count(n, 2) || PyBytes_AsStringAndSize(args[0], &one, &size) < 0 ||
+        PyBytes_AsStringAndSize(args[1], &other, &others) < 0)
+        return NULL;
+    int same = size == others;
+    for (Py_ssize_t at = 0; same && at + (Py_ssize_t)sizeof a <= size; at += sizeof a) {
+        memcpy(a, one + at, sizeof a);
+        memcpy(b, other + at, sizeof b);
+        same = a[2] == b[2] && memcmp((void *)(uintptr_t)a[0], (void *)(uintptr_t)b[0], (size_t)a[2]) == 0;
+    }
+    return PyBool_FromLong(same);
+}
+
 static PyObject *copy_memory(PyObject *module, PyObject *packed)
 {
     (void)module;

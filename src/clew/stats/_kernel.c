@@ -557,6 +557,7 @@ static PyMethodDef methods[] = {
     {"count_labels", count_labels, METH_O, count_labels_doc},
     {"list_leaves", list_leaves, METH_O, list_leaves_doc},
     {"copy_memory", copy_memory, METH_O, copy_memory_doc},
+    FAST("has_same_copies", has_same_copies, has_same_copies_doc),
     {"read_number", read_number, METH_O, read_number_doc},
     {"weigh", weigh, METH_O, weigh_doc},
     {"stamp", stamp, METH_O, stamp_doc},

@@ -227,9 +227,10 @@ static PyObject *step_after(PyObject *self, PyObject *const *args, Py_ssize_t n)
     if (told < 0)
         return pass_on(gate->general, args);
     beat->updating = 0;
-    if (told == TOLD && count_turn(beat))
+    int counted = count_turn(beat);
+    if (told == TOLD && counted)
         Py_RETURN_NONE;
-    return PyObject_CallFunction(gate->finish, "i", told);
+    return PyObject_CallFunction(gate->finish, "ii", told, counted);
 }
 
 static PyMethodDef step_gate_methods[] = {
@@ -244,7 +245,7 @@ static PyType_Slot step_gate_slots[] = {
     {Py_tp_doc, "StepGate(*, original, general, beat, course, entries, ask, fail, finish, lists, phase)\n\n"
                 "The hooks around steps of optimizers; ``original`` and ``general`` are the general ones before and after.\n"
                 "``ask`` returns how many dispatch modes are on, ``lists`` are the keys that tell of a group; ``finish`` is\n"
-                "called with whether the snapshots were told, where they were not or the signature has a turn."},
+                "called with whether the snapshots were told and the signature has counted, unless both."},
     GATE_SLOTS(make_step_gate),
     {Py_tp_methods, step_gate_methods},
     {0, NULL},

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import dataloader
 
 from clew.capture.clock import CLEW, DATA
-from clew.capture.torch.leaves import walk
+from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.recorder import KIND_BATCH
 from clew.capture.torch.registry import MAX_CALLS
 from clew.model.record import Batch
@@ -91,9 +91,11 @@ class BatchLens:
     def _begin(self) -> None:
         """The next batch belongs to the next step: end the one whose optimizer has stepped."""
         recorder = self.recorder
-        before = recorder.clock.switch(CLEW)
         self._inside = True
+        before = recorder.clock.switch(CLEW)
         try:
+            if recorder.end_quietly():
+                return
             with unheard():
                 recorder.before_event()
                 if self.roots is not None:
@@ -124,7 +126,7 @@ class BatchLens:
         self._positions[iterator] = position + 1
         pending = self._pending.get(iterator)
         index = pending.popleft() if pending else None
-        addresses = frozenset(_address(leaf) for _, leaf in walk(batch))
+        addresses = frozenset(map(_address, list_leaves(batch)))
         self._origins.append(_Origin(_name_loader(iterator), position, _flat(index), addresses))
 
     # ---------------------------------------------------------------- what a root is given
@@ -190,5 +192,8 @@ def _flat(index: Any) -> tuple[int, ...]:
     if isinstance(index, int):
         return (index,)
     if isinstance(index, (list, tuple)):
-        return tuple(part for part in index[:_MOST_INDICES] if isinstance(part, int))
+        numbers = index[:_MOST_INDICES]
+        if set(map(type, numbers)) == {int}:
+            return tuple(numbers)
+        return tuple(part for part in numbers if isinstance(part, int))
     return ()

@@ -280,11 +280,12 @@ class OptimizerLens:
     def _fail(self, error: Exception) -> None:
         self.recorder.guard.fault(error, "after the optimizer step", step=self.recorder.step)
 
-    def _finish(self, told: int) -> None:
-        """Do what is left of a step that ended by the shortest way; 0 where the snapshots are still to be told."""
+    def _finish(self, told: int, counted: int) -> None:
+        """Do what is left of a step that ended by the shortest way: tell the snapshots, and the signature."""
         if not told:
             self._tell_snapshots()
-        self._end_turn()
+        if not counted:
+            self._end_turn()
 
     def _tell_snapshots(self) -> None:
         recorder = self.recorder

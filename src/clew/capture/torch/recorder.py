@@ -444,7 +444,7 @@ class Recorder(Beat):
 
     def before_event(self) -> None:
         """Called by whatever cannot belong to a step whose optimizer has stepped: that step ends first."""
-        if not self.closing:
+        if not self.closing or self.end_quietly():
             return
         self.end_step()
         if self.on_end:
