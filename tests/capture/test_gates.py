@@ -17,7 +17,7 @@ from torch._dynamo.mutation_guard import install_generation_tagging_init
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import clew
-from clew.capture.clock import REST
+from clew.capture.clock import REST, StepClock
 from clew.capture.torch import gates, uncompiled
 from clew.capture.torch.gradients import GradientHooks
 
@@ -523,3 +523,13 @@ def test_an_exception_inside_a_step_leaves_the_clock_to_the_rest(tmp_path, with_
             loop.optimizer.step(fail)
         loop.steps(3)
         assert recorder_of(watch).clock.phase == REST
+
+
+def test_another_clock_in_the_place_of_ours_takes_the_general_way(tmp_path):
+    loop, plain = Loop(), Loop()
+    with loop.watch(tmp_path) as watch:
+        losses = loop.steps(QUIET)
+        recorder_of(watch).clock = StepClock()
+        losses += loop.steps(10)
+    assert losses == plain.steps(len(losses))
+    assert clew.open_run(tmp_path / "run").scalars()["loss"].values.tolist() == losses

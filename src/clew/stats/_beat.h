@@ -297,6 +297,12 @@ static int is_calm(const Beat *beat, PyObject *module)
     return found;
 }
 
+/* Whether the clock of a recorder is the compiled one: a test may have put another in its place. */
+static int has_own_clock(const Beat *beat)
+{
+    return beat->clock && Py_TYPE(beat->clock) == clock_type;
+}
+
 /* Whether a root call is the first thing of its step: the last one is about to end, or did so with the next batch. */
 static int is_first_call(const Beat *beat)
 {
@@ -309,7 +315,8 @@ static int is_first_call(const Beat *beat)
 static int begin_call(Beat *beat, PyObject *module, PyObject *args, PyObject *kwargs, int phase)
 {
     Clock *clock = (Clock *)beat->clock;
-    if (beat->due != Py_False || !is_first_call(beat) || !is_empty(beat->on_root) || read_long(beat->in_backward))
+    if (!has_own_clock(beat) || beat->due != Py_False || !is_first_call(beat) || !is_empty(beat->on_root) ||
+        read_long(beat->in_backward))
         return -1;
     int calm = is_calm(beat, module), ended = 0, before = switch_phase(clock, clock->own);
     if (calm > 0 && read_flag(module, str_training) && is_grad_on() && !PyErr_Occurred())
@@ -366,7 +373,7 @@ static int begin_pass(Beat *beat, PyObject *loss, int phase)
     Clock *clock = (Clock *)beat->clock;
     double number = 0.0;
     int is_wanted = loss != Py_None;
-    if (beat->closing != Py_False || beat->probing != Py_False || !is_empty(beat->on_pass) ||
+    if (!has_own_clock(beat) || beat->closing != Py_False || beat->probing != Py_False || !is_empty(beat->on_pass) ||
         !is_empty(beat->on_each_loss) || read_long(beat->in_backward) || (is_wanted && !read_finite(loss, &number)))
         return -1;
     int before = switch_phase(clock, clock->own);
@@ -402,7 +409,7 @@ static PyObject *beat_end_quietly(PyObject *self, PyObject *unused)
     Beat *beat = (Beat *)self;
     Clock *clock = (Clock *)beat->clock;
     (void)unused;
-    if (beat->closing != Py_True)
+    if (beat->closing != Py_True || !has_own_clock(beat))
         return PyBool_FromLong(0);
     int before = switch_phase(clock, clock->own), ended = end_quietly(beat);
     switch_phase(clock, before);

@@ -38,7 +38,7 @@ static PyType_Spec holder_spec = {
 static int is_recorded_here(const Beat *beat)
 {
     const Holder *holder = (const Holder *)beat->owner;
-    return beat->asleep == Py_False && holder->thread == PyThread_get_thread_ident();
+    return beat->asleep == Py_False && holder->thread == PyThread_get_thread_ident() && has_own_clock(beat);
 }
 
 /* Whether torch compiles or exports at the moment; `flags` are the variables of torch.compiler. */
