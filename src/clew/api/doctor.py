@@ -148,9 +148,8 @@ class LiveDoctor:
 
     def _take_notes(self, step: float) -> None:
         # Records may come from the writer's thread while the training adds notes: take what is there, one by one.
-        if (
-            step > 0 and self._unwritten
-        ):  # the first step is slow enough; its notes are written with those of the next
+        # The first step is slow enough: its notes are written with those of the next.
+        if step > 0 and self._unwritten:
             unwritten = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
             self._notes.add_notes(unwritten)
         while self._waiting and self._waiting[0]["step"] <= step:

@@ -141,7 +141,7 @@ static void free_gate(PyObject *self)
 }
 
 enum {
-    ORIGINAL = 1, GENERAL = 1 << 1, BEAT = 1 << 2, COURSE_ = 1 << 3, ENTRIES = 1 << 4, FLAGS = 1 << 5,
+    ORIGINAL = 1, GENERAL = 1 << 1, BEAT = 1 << 2, FLIGHT = 1 << 3, ENTRIES = 1 << 4, FLAGS = 1 << 5,
     ASK = 1 << 6, FAIL = 1 << 7, FINISH = 1 << 8, LISTS = 1 << 9, LEAF = 1 << 10,
 };
 

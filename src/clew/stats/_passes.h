@@ -10,7 +10,8 @@ static int is_usual_pass(const Gate *gate, PyObject *args)
 {
     const Beat *beat = (const Beat *)gate->beat;
     const Course *course = (const Course *)gate->course;
-    return PyTuple_Size(args) > 0 && PyTuple_GetItem(args, 0) != Py_None && is_recorded_here(beat) && !((const Holder *)beat->owner)->is_shared &&
+    return PyTuple_Size(args) > 0 && PyTuple_GetItem(args, 0) != Py_None && is_recorded_here(beat) &&
+           !((const Holder *)beat->owner)->is_shared &&
            PyDict_Size(gate->entries) == beat->quiet_with && PyDict_Size(course->known) == course->looked_at &&
            course->usual_passes <= 1 && !is_compiling(gate->flags) && has_answer(ask_mode, Py_False) && !PyErr_Occurred();
 }
@@ -69,7 +70,7 @@ static PyObject *call_pass(PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-MAKES(make_pass_gate, ORIGINAL | GENERAL | BEAT | COURSE_ | ENTRIES | FLAGS | FAIL | FINISH)
+MAKES(make_pass_gate, ORIGINAL | GENERAL | BEAT | FLIGHT | ENTRIES | FLAGS | FAIL | FINISH)
 
 static PyType_Slot pass_gate_slots[] = {
     {Py_tp_doc, "PassGate(*, original, general, beat, course, entries, flags, fail, finish, phase)\n\n"
@@ -239,7 +240,7 @@ static PyMethodDef step_gate_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-MAKES(make_step_gate, ORIGINAL | GENERAL | BEAT | COURSE_ | ENTRIES | ASK | FAIL | FINISH | LISTS)
+MAKES(make_step_gate, ORIGINAL | GENERAL | BEAT | FLIGHT | ENTRIES | ASK | FAIL | FINISH | LISTS)
 
 static PyType_Slot step_gate_slots[] = {
     {Py_tp_doc, "StepGate(*, original, general, beat, course, entries, ask, fail, finish, lists, phase)\n\n"

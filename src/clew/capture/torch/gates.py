@@ -7,7 +7,6 @@ somebody compiles, ``Patches.uncover`` leaves the wrappers alone in their places
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -129,4 +128,4 @@ class Gates:
 
 def _is_bindable(function: Any) -> bool:
     """Return whether looking a function up on an object gives a method: that of another gate, too."""
-    return isinstance(function, FunctionType) or hasattr(type(function), "__get__")
+    return hasattr(type(function), "__get__")

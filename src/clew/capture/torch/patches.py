@@ -53,9 +53,13 @@ class Patches:
         setattr(owner, name, made)
         gate = made if cover is None else cover(original, made)
         self._undo.append(lambda: _restore(owner, name, original, (gate, made), inherited=inherited))
+        self.add_gate(owner, name, made, gate)
+
+    def add_gate(self, owner: Any, name: str, made: Any, gate: Any) -> None:
+        """Have a gate stand in the place of what was made while covers are on; where there is none, both are one."""
         if gate is not made:
             self.add_cover(
-                lambda: exchange(owner, name, made, gate), lambda: exchange(owner, name, gate, made)
+                lambda: _exchange(owner, name, made, gate), lambda: _exchange(owner, name, gate, made)
             )
 
     def add_cover(self, put: Callable[[], object], take: Callable[[], object]) -> None:
@@ -114,10 +118,9 @@ class Patches:
         self.is_covered = False
 
 
-def exchange(owner: Any, name: str, ours: Any, made: Any) -> None:
-    """Put another function in the place of one that is still there."""
-    if vars(owner).get(name) is ours:
-        setattr(owner, name, made)
+def _exchange(owner: Any, name: str, old: Any, new: Any) -> None:
+    if vars(owner).get(name) is old:
+        setattr(owner, name, new)
 
 
 def _restore(owner: Any, name: str, original: Any, ours: tuple[Any, Any], *, inherited: bool) -> None:

@@ -16,7 +16,6 @@ import torch.jit._builtins
 import torch.nn.functional as F
 
 from clew.capture.frame_variables import variables_of
-from clew.capture.torch.patches import exchange
 from clew.capture.torch.probe_events import find_line
 
 if TYPE_CHECKING:
@@ -159,11 +158,8 @@ def replace_function(
     gate = made if cover is None else cover(original, made)
     setattr(owner, name, made)
     _register(made, name)
-    if gate is not made:
-        _register(gate, name)
-        patches.add_cover(
-            lambda: exchange(owner, name, made, gate), lambda: exchange(owner, name, gate, made)
-        )
+    _register(gate, name)
+    patches.add_gate(owner, name, made, gate)
     undo = functools.partial(_undo, owner, name, (gate, made), original if was_own else None)
     patches.on_undo(undo)
     return undo

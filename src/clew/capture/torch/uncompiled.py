@@ -27,6 +27,7 @@ _Function = TypeVar("_Function", bound="Callable[..., Any]")
 _marked: set[str] = set()
 
 _FIRST_STEPS: Final = 16
+"""Steps without gates: none of these is quiet."""
 
 _INSIDE_GRAPHS = ("clew.api.taps", "clew.api.media", "clew.capture.torch.taps", "clew.capture.torch.check")
 """Prints, checks and taps stand in the user's own code, and are compiled with it."""
