@@ -27,13 +27,25 @@ typedef struct {
     double sum, squares;
 } Segment;
 
+/* Tables take turns, so that equal bins in a row do not wait for each other. */
+enum { HIST_TABLES = 4 };
+
 typedef struct {
-    uint32_t count[4][BINS + 4];
+    uint32_t count[HIST_TABLES][BINS + 4];
 } HistTables;
+
+/* Where the next block of a tensor begins and, if it has them, of its previous values. */
+typedef struct {
+    const char *first, *second;
+} Ahead;
 
 typedef struct {
     Piece *piece;
     Segment segment;
+    Ahead ahead;
+    HashSums hash;
+    int hashes, is_hashed; /* whether the sums of a block may give those of its hash as well, and did */
+    int is_plain;          /* whether the last numbers are known to be finite and not zero */
     HistTables tables;
 } State;
 
@@ -112,22 +124,32 @@ static void add_sums(Segment *segment, const Sums *s, int n, Piece *p)
     p->min = s->min < p->min ? s->min : p->min;
     p->max = s->max > p->max ? s->max : p->max;
     p->zero += s->zero;
-    p->negative += s->negative;
+    p->negative += n - s->zero - s->positive;
 }
 
-static void start_state(State *state, Piece *p, int want)
+static void start_state(State *state, Piece *p, const Task *task)
 {
     state->piece = p;
+    state->hashes = task->measured == F32 && task->want & WANT_HASH;
     memset(&state->segment, 0, sizeof state->segment);
-    if (want & WANT_HIST)
+    if (task->want & WANT_HIST)
         memset(&state->tables, 0, sizeof state->tables);
+}
+
+/* `raw` is the present block: where nothing comes after it that lies in memory as it is, that is looked at again. */
+static void look_ahead(State *state, const Task *task, int64_t next, const char *raw)
+{
+    int64_t at = next * type_width[task->type];
+    int is_there = next < task->count && !task->layout;
+    state->ahead.first = is_there ? task->data + at : raw;
+    state->ahead.second = is_there && task->old ? task->old + at : state->ahead.first;
 }
 
 static void finish_state(State *state, int want)
 {
     close_segment(&state->segment, state->piece);
-    for (int i = 0; (want & WANT_HIST) && i < BINS; i++)
-        for (int j = 0; j < 4; j++)
+    for (int j = 0; (want & WANT_HIST) && j < HIST_TABLES; j++)
+        for (int i = 0; i < BINS; i++)
             state->piece->hist[i] += state->tables.count[j][i];
 }
 
@@ -190,15 +212,12 @@ static void as_doubles(const char *raw, int type, int n, double *to)
     }
 }
 
-/* Four tables take turns, so that equal bins in a row do not wait for each other. The number is a multiple of 8. */
+/* The number is a multiple of 8. */
 static void count_bins(const uint8_t *bin, int n, HistTables *tables)
 {
-    for (int i = 0; i < n; i += 8) {
-        uint64_t eight;
-        memcpy(&eight, bin + i, sizeof eight);
+    for (int i = 0; i < n; i += 8)
         for (int j = 0; j < 8; j++)
-            tables->count[j & 3][(eight >> 8 * j) & 0xFF]++;
-    }
+            tables->count[j % HIST_TABLES][bin[i + j]]++;
 }
 
 static uint8_t find_bin(double x)
@@ -218,7 +237,7 @@ static void count_doubles(const double *x, int n, int64_t start, int sampled, Hi
     for (int i = 0; i < n; i += step) {
         int at = i + (sampled ? sample_offset((start + i) / HIST_GROUP) : 0);
         for (int j = at; j < at + run && j < n; j++)
-            tables->count[j & 3][find_bin(x[j])]++;
+            tables->count[j % HIST_TABLES][find_bin(x[j])]++;
     }
 }
 

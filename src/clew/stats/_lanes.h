@@ -25,27 +25,80 @@ static double F(add_lanes)(const float *lane)
 
 #if LANES == 16
 /* The same sum in the same order, without a way through memory. */
-static double F(add_vector)(__m512 v)
+static double F(add_parts)(const __m512 *part)
 {
-    __m512d eight = _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(v)),
-                                  _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
+    __m512d eight = _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(part[0])),
+                                  _mm512_cvtps_pd(_mm512_extractf32x8_ps(part[0], 1)));
     __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
     __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
     return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
 }
+
+#define vf_least(v) _mm512_reduce_min_ps(v)
+#define vf_greatest(v) _mm512_reduce_max_ps(v)
+#define vi_sum(v) (v)
+#elif LANES == 8
+static double F(add_parts)(const __m256 *part)
+{
+    __m256d low = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(part[0])),
+                                _mm256_cvtps_pd(_mm256_castps256_ps128(part[1])));
+    __m256d high = _mm256_add_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(part[0], 1)),
+                                 _mm256_cvtps_pd(_mm256_extractf128_ps(part[1], 1)));
+    __m256d four = _mm256_add_pd(low, high);
+    __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+}
+
+static float F(find_least)(__m256 v)
+{
+    __m128 four = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)));
+}
+
+static float F(find_greatest)(__m256 v)
+{
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+static int32_t F(add_counts)(__m256i v)
+{
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+static uint64_t F(sum_words)(__m256i v)
+{
+    __m128i two = _mm_add_epi64(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two)));
+}
+
+#define vf_least(v) F(find_least)(v)
+#define vf_greatest(v) F(find_greatest)(v)
+#define vi_sum(v) F(add_counts)(v)
 #endif
 
-/* Apart from its caller, so that its loop has all registers to itself. */
-static APART void F(sum_floats)(const float *x, int n, float shift, Sums *out)
+/* Sums of n floats and, of a whole block whose hash is asked for, the sums of that; `hash` is known when compiling. What
+   comes after the block is fetched meanwhile: the processor by itself does not look beyond a page. */
+static INLINED void F(sum_lines)(const float *x, int n, float shift, const Ahead *ahead, Sums *out, HashSums *hash)
 {
     float sum[16], squares[16], abs_sum[16], low[LANES], high[LANES];
-    int32_t zero[LANES], negative[LANES];
+    int32_t zero[LANES], positive[LANES];
     VF s1[PARTS], s2[PARTS], sa[PARTS], k = vf_all(shift), lo = vf_all(x[0]), hi = lo;
-    VI z = vi_zero(), neg = vi_zero();
+    VI z = vi_zero(), pos = vi_zero();
+#ifdef VU
+    VU products = vu_zero(), plain = vu_zero();
+#endif
+    const char *first = ahead->first, *second = ahead->second;
     int whole = n & ~15;
     for (int u = 0; u < PARTS; u++)
         s1[u] = s2[u] = sa[u] = vf_all(0.0f);
     for (int i = 0; i < whole; i += 16) {
+        FETCH(first + i * 4);
+        FETCH(second + i * 4);
         for (int u = 0; u < PARTS; u++) {
             VF v = vf_load(x + i + u * LANES), d = vf_sub(v, k);
             s1[u] = vf_add(s1[u], d);
@@ -53,14 +106,28 @@ static APART void F(sum_floats)(const float *x, int n, float shift, Sums *out)
             sa[u] = vf_add(sa[u], vf_abs(v));
             lo = vf_min(lo, v);
             hi = vf_max(hi, v);
-            z = vi_count_zero(z, v);
-            neg = vi_count_negative(neg, v);
+            vi_count(z, pos, v);
+#ifdef VU
+            if (hash) {
+                VU w = vu_bits(v), t = vu_add32(w, vu_load(hash_keys + i + u * LANES));
+                products = vu_add64(products, vu_multiply(t));
+                plain = vu_add64(plain, w);
+                vu_stay(z, products, plain);
+            }
+#endif
         }
     }
-#if LANES == 16
+    vi_split(z, pos);
+#ifdef VU
+    if (hash)
+        *hash = (HashSums){vu_sum(products), vu_sum(plain)};
+#else
+    (void)hash;
+#endif
+#if LANES >= 8
     if (whole == n) {
-        *out = (Sums){F(add_vector)(s1[0]), F(add_vector)(s2[0]), F(add_vector)(sa[0]), _mm512_reduce_min_ps(lo),
-                      _mm512_reduce_max_ps(hi), z, neg};
+        *out = (Sums){F(add_parts)(s1), F(add_parts)(s2), F(add_parts)(sa), vf_least(lo),
+                      vf_greatest(hi),  vi_sum(z),        vi_sum(pos)};
         return;
     }
 #endif
@@ -72,7 +139,7 @@ static APART void F(sum_floats)(const float *x, int n, float shift, Sums *out)
     vf_store(low, lo);
     vf_store(high, hi);
     vi_store(zero, z);
-    vi_store(negative, neg);
+    vi_store(positive, pos);
     for (int i = whole; i < n; i++) {
         float v = x[i], d = v - shift;
         sum[i - whole] += d;
@@ -81,13 +148,13 @@ static APART void F(sum_floats)(const float *x, int n, float shift, Sums *out)
         low[0] = v < low[0] ? v : low[0];
         high[0] = v > high[0] ? v : high[0];
         zero[0] += v == 0.0f;
-        negative[0] += v < 0.0f;
+        positive[0] += v > 0.0f;
     }
     for (int i = 1; i < LANES; i++) {
         low[0] = low[i] < low[0] ? low[i] : low[0];
         high[0] = high[i] > high[0] ? high[i] : high[0];
         zero[0] += zero[i];
-        negative[0] += negative[i];
+        positive[0] += positive[i];
     }
     out->sum = F(add_lanes)(sum);
     out->squares = F(add_lanes)(squares);
@@ -95,8 +162,21 @@ static APART void F(sum_floats)(const float *x, int n, float shift, Sums *out)
     out->min = low[0];
     out->max = high[0];
     out->zero = zero[0];
-    out->negative = negative[0];
+    out->positive = positive[0];
 }
+
+/* Apart from their callers, so that their loops have all registers to themselves. */
+static APART void F(sum_floats)(const float *x, int n, float shift, const Ahead *ahead, Sums *out)
+{
+    F(sum_lines)(x, n, shift, ahead, out, NULL);
+}
+
+#ifdef VU
+static APART void F(sum_and_hash)(const float *x, float shift, const Ahead *ahead, Sums *out, HashSums *hash)
+{
+    F(sum_lines)(x, BLOCK, shift, ahead, out, hash);
+}
+#endif
 
 static double F(add_double_lanes)(const double *lane)
 {
@@ -189,28 +269,42 @@ static void F(add_doubles)(double *x, int n, Piece *p)
     F(add_spread)(x, padded, finite[0], F(add_double_lanes)(sum) / (double)finite[0], p);
 }
 
-static void F(add_floats)(const float *x, int n, Segment *segment, Piece *p)
+static void F(sum_once)(const float *x, int n, State *state, Sums *s)
+{
+#ifdef VU
+    if (state->hashes && !state->is_hashed && n == BLOCK) {
+        F(sum_and_hash)(x, state->segment.shift, &state->ahead, s, &state->hash);
+        state->is_hashed = 1;
+        return;
+    }
+#endif
+    F(sum_floats)(x, n, state->segment.shift, &state->ahead, s);
+}
+
+static void F(add_floats)(const float *x, int n, State *state)
 {
     double wide[BLOCK + 8];
+    Segment *segment = &state->segment;
     Sums s;
     for (int attempt = 0; attempt < 2 && !segment->distrust; attempt++) {
-        F(sum_floats)(x, n, segment->shift, &s);
+        F(sum_once)(x, n, state, &s);
         if (s.min == s.max && s.abs_sum <= FLT_MAX) {
-            move_shift(segment, (float)s.min, p); /* equal numbers: no spread, exactly */
+            move_shift(segment, (float)s.min, state->piece); /* equal numbers: no spread, exactly */
             s.sum = s.squares = 0.0;
         } else if (!is_in_range(&s)) {
             break;
         } else if (!is_near_shift(&s, n)) {
-            move_shift(segment, (float)(segment->shift + s.sum / n), p);
+            move_shift(segment, (float)(segment->shift + s.sum / n), state->piece);
             continue;
         }
-        add_sums(segment, &s, n, p);
+        add_sums(segment, &s, n, state->piece);
+        state->is_plain = s.zero == 0;
         return;
     }
     segment->distrust = segment->distrust ? segment->distrust - 1 : DISTRUST;
     for (int i = 0; i < n; i++)
         wide[i] = x[i];
-    F(add_doubles)(wide, n, p);
+    F(add_doubles)(wide, n, state->piece);
 }
 
 static void F(widen_halves)(const uint16_t *x, int n, float *to)
@@ -279,14 +373,33 @@ static void F(find_bins)(const float *x, uint8_t *bin)
 #endif
 }
 
+/* The same of floats that are finite and not zero: each has a bin. */
+static void F(find_plain_bins)(const float *x, uint8_t *bin)
+{
+#if LANES >= 8
+    __m256i first = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(const void *)x), 23);
+    __m256i second = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(x + 8)), 23);
+    __m256i signed_exponent = _mm256_packs_epi32(first, second);
+    __m256i m = _mm256_and_si256(signed_exponent, _mm256_set1_epi16(0xFF));
+    m = _mm256_min_epi16(_mm256_subs_epu16(m, _mm256_set1_epi16(126 + LOW_EXPONENT)), _mm256_set1_epi16(MAGNITUDES - 1));
+    m = _mm256_or_si256(m, _mm256_and_si256(_mm256_srli_epi16(signed_exponent, 2), _mm256_set1_epi16(MAGNITUDES)));
+    _mm_storeu_si128((__m128i *)(void *)bin,
+                     _mm_packus_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1)));
+#else
+    F(find_bins)(x, bin);
+#endif
+}
+
 /* Count a block of floats, or one run of each group in it. */
-static void F(count_floats)(const float *x, int n, int64_t start, int sampled, HistTables *tables)
+static void F(count_floats)(const float *x, int n, int64_t start, int sampled, State *state)
 {
     uint8_t bin[BLOCK];
     int step = sampled ? HIST_GROUP : HIST_RUN, filled = 0;
     for (int i = 0; i < n; i += step) {
         int at = i + (sampled ? sample_offset((start + i) / HIST_GROUP) : 0);
-        if (at + HIST_RUN <= n)
+        if (at + HIST_RUN <= n && state->is_plain)
+            F(find_plain_bins)(x + at, bin + filled);
+        else if (at + HIST_RUN <= n)
             F(find_bins)(x + at, bin + filled);
         else if (at < n) {
             float last[HIST_RUN] = {0};
@@ -296,51 +409,45 @@ static void F(count_floats)(const float *x, int n, int64_t start, int sampled, H
             break;
         filled += HIST_RUN;
     }
-    count_bins(bin, filled, tables);
+    count_bins(bin, filled, &state->tables);
 }
 
-static uint64_t F(hash_block)(const char *raw, int bytes, int64_t block)
+static HashSums F(hash_lines)(const char *raw, int whole, int lines, const char *last)
 {
-    uint64_t products = 0, plain = 0;
-    char last[LINE_BYTES] = {0};
-    int whole = bytes / LINE_BYTES, lines = whole + (bytes % LINE_BYTES != 0);
-    memcpy(last, raw + whole * LINE_BYTES, (size_t)(bytes % LINE_BYTES));
 #ifdef VU
-    VU b[PARTS], d[PARTS];
-    uint64_t lane[2 * 8];
-    for (int u = 0; u < PARTS; u++)
-        b[u] = d[u] = vu_zero();
+    VU products = vu_zero(), plain = vu_zero();
     for (int i = 0; i < lines; i++) {
         const char *from = i < whole ? raw + i * LINE_BYTES : last;
         for (int u = 0; u < PARTS; u++) {
             VU w = vu_load(from + u * LANES * 4);
             VU t = vu_add32(w, vu_load(hash_keys + i * 16 + u * LANES));
-            b[u] = vu_add64(b[u], vu_multiply(t));
-            d[u] = vu_add64(d[u], w);
+            products = vu_add64(products, vu_multiply(t));
+            plain = vu_add64(plain, w);
         }
     }
-    for (int u = 0; u < PARTS; u++) {
-        vu_store(lane + u * LANES / 2, b[u]);
-        vu_store(lane + 8 + u * LANES / 2, d[u]);
-    }
-    for (int i = 0; i < 8; i++) {
-        products += lane[i];
-        plain += lane[8 + i];
-    }
+    return (HashSums){vu_sum(products), vu_sum(plain)};
 #else
+    HashSums sums = {0, 0};
     for (int i = 0; i < lines; i++) {
         const char *from = i < whole ? raw + i * LINE_BYTES : last;
         for (int j = 0; j < 16; j += 2) {
             uint32_t w[2];
             memcpy(w, from + j * 4, sizeof w);
             const uint32_t *key = hash_keys + i * 16 + j;
-            products += (uint64_t)(uint32_t)(w[0] + key[0]) * (uint32_t)(w[1] + key[1]);
-            plain += w[0] | (uint64_t)w[1] << 32;
+            sums.products += (uint64_t)(uint32_t)(w[0] + key[0]) * (uint32_t)(w[1] + key[1]);
+            sums.plain += w[0] | (uint64_t)w[1] << 32;
         }
     }
+    return sums;
 #endif
-    products += hash_padding[lines];
-    return mix(products + mix(plain + (uint64_t)(block + 1) * GOLDEN));
+}
+
+static uint64_t F(hash_block)(const char *raw, int bytes, int64_t block)
+{
+    char last[LINE_BYTES] = {0};
+    int whole = bytes / LINE_BYTES, lines = whole + (bytes % LINE_BYTES != 0);
+    memcpy(last, raw + whole * LINE_BYTES, (size_t)(bytes % LINE_BYTES));
+    return finish_block(F(hash_lines)(raw, whole, lines, last), lines, block);
 }
 
 /* The difference of floats to the previous ones, which become the present ones, in one loop: copying each block afterwards
@@ -388,12 +495,13 @@ static void F(add_elements)(const Task *task, const char *raw, int n, int64_t st
 {
     float floats[BLOCK];
     double doubles[BLOCK + 8];
+    state->is_plain = 0;
     if (is_float(task->measured)) {
         const float *x = F(as_floats)(raw, task->measured, n, floats);
         if (task->want & WANT_STATS)
-            F(add_floats)(x, n, &state->segment, state->piece);
+            F(add_floats)(x, n, state);
         if (task->want & WANT_HIST)
-            F(count_floats)(x, n, start, task->count > HIST_FULL, &state->tables);
+            F(count_floats)(x, n, start, task->count > HIST_FULL, state);
         return;
     }
     as_doubles(raw, task->measured, n, doubles);
@@ -409,29 +517,36 @@ static void F(run_chunk)(const Task *task, int64_t chunk, Piece *p)
     int width = type_width[task->measured], per_block = HASH_BYTES / width;
     int64_t first = chunk * CHUNK_BLOCKS;
     State state;
-    start_state(&state, p, task->want);
+    start_state(&state, p, task);
     for (int64_t block = first; block < first + CHUNK_BLOCKS && block * per_block < task->count; block++) {
         int64_t start = block * per_block, nan = p->nan;
         int n = task->count - start < per_block ? (int)(task->count - start) : per_block;
         const char *raw = task->data + start * width;
+        state.is_hashed = 0;
         if (task->old)
             raw = F(load_update)(task, start, n, (char *)gathered);
         else if (task->layout) {
             gather(task->layout, task->data, start, n, width, (char *)gathered);
             raw = (const char *)gathered;
         }
+        look_ahead(&state, task, start + n, raw);
         if (task->want & (WANT_STATS | WANT_HIST))
             for (int at = 0; at < n; at += BLOCK)
                 F(add_elements)(task, raw + at * width, n - at < BLOCK ? n - at : BLOCK, start + at, &state);
         if (task->want & WANT_HASH) {
-            if (p->nan != nan || task->has_nan)
+            int has_nan = p->nan != nan || task->has_nan;
+            if (has_nan)
                 raw = unify_nans(raw, task->measured, n, (char *)clean);
-            p->hash += F(hash_block)(raw, n * width, block);
+            p->hash += state.is_hashed && !has_nan ? finish_block(state.hash, HASH_LINES, block)
+                                                   : F(hash_block)(raw, n * width, block);
         }
     }
     finish_state(&state, task->want);
 }
 
 #undef PARTS
+#undef vf_least
+#undef vf_greatest
+#undef vi_sum
 #undef WIDE_LANES
 #undef WIDE_PARTS

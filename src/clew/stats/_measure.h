@@ -36,8 +36,13 @@ typedef struct {
 /* The same for one block of finite numbers: sums are of x - shift. */
 typedef struct {
     double sum, squares, abs_sum, min, max;
-    int64_t zero, negative;
+    int64_t zero, positive;
 } Sums;
+
+/* What the hash of a block is made of. */
+typedef struct {
+    uint64_t products, plain;
+} HashSums;
 
 static uint64_t mix(uint64_t x)
 {
@@ -144,6 +149,11 @@ static void merge_row(double *a, const double *b)
     a[11] = a[11] * fa + b[11] * fb;
     a[12] = b[12] > a[12] ? b[12] : a[12];
     a[13] = hypot(a[13], b[13]);
+}
+
+static uint64_t finish_block(HashSums sums, int lines, int64_t block)
+{
+    return mix(sums.products + hash_padding[lines] + mix(sums.plain + (uint64_t)(block + 1) * GOLDEN));
 }
 
 static uint64_t finish_hash(uint64_t total, int64_t count, int width)

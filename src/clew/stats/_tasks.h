@@ -14,8 +14,12 @@
 
 #if defined(__GNUC__)
 #define APART __attribute__((noinline))
+#define INLINED inline __attribute__((always_inline))
+#define FETCH(address) __builtin_prefetch(address)
 #else
 #define APART
+#define INLINED inline
+#define FETCH(address) (void)(address)
 #endif
 
 #define F_JOIN(name, suffix) name##_##suffix

@@ -1,5 +1,8 @@
 /* The vector operations of one instruction set, LANES floats wide. Included once per variant by _lanes.h. */
 
+/* Keeps the compiler from joining the steps of these sums, for which it would move other sums out of their registers. */
+#define STAY(a, b, c) __asm__("" : "+x"(a), "+x"(b), "+x"(c))
+
 #undef VF
 #undef VI
 #undef VU
@@ -15,7 +18,9 @@
 #undef vi_zero
 #undef vi_store
 #undef vi_count_zero
-#undef vi_count_negative
+#undef vi_count_positive
+#undef vi_count
+#undef vi_split
 #undef VD
 #undef VM
 #undef VL
@@ -37,11 +42,13 @@
 #undef vl_store
 #undef vl_count
 #undef vu_load
+#undef vu_bits
+#undef vu_sum
+#undef vu_stay
 #undef vu_zero
 #undef vu_add32
 #undef vu_add64
 #undef vu_multiply
-#undef vu_store
 
 #if LANES == 16
 #define VF __m512
@@ -59,7 +66,7 @@
 #define vi_zero() 0
 #define vi_store(p, v) (memset(p, 0, LANES * sizeof *(p)), *(p) = (v))
 #define vi_count_zero(c, x) ((c) + _mm_popcnt_u32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ)))
-#define vi_count_negative(c, x) ((c) + _mm_popcnt_u32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ)))
+#define vi_count_positive(c, x) ((c) + _mm_popcnt_u32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ)))
 #define VD __m512d
 #define VL __m512i
 #define vd_load(p) _mm512_loadu_pd(p)
@@ -81,11 +88,13 @@
 #define vm_nan(v) _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q)
 #define vl_count(c, m) _mm512_mask_add_epi64(c, m, c, _mm512_set1_epi64(1))
 #define vu_load(p) _mm512_loadu_si512(p)
+#define vu_bits(v) _mm512_castps_si512(v)
+#define vu_stay(a, b, c) /* there are registers for all */
+#define vu_sum(v) ((uint64_t)_mm512_reduce_add_epi64(v))
 #define vu_zero() _mm512_setzero_si512()
 #define vu_add32(a, b) _mm512_add_epi32(a, b)
 #define vu_add64(a, b) _mm512_add_epi64(a, b)
 #define vu_multiply(a) _mm512_mul_epu32(a, _mm512_srli_epi64(a, 32))
-#define vu_store(p, v) _mm512_storeu_si512(p, v)
 #elif LANES == 8
 #define VF __m256
 #define VI __m256i
@@ -101,10 +110,16 @@
 #define vf_abs(a) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a)
 #define vi_zero() _mm256_setzero_si256()
 #define vi_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
-#define vi_count_zero(c, x) \
-    _mm256_sub_epi32(c, _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ)))
-#define vi_count_negative(c, x) \
-    _mm256_sub_epi32(c, _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ)))
+/* As integers, since of the units that compare floats there are two, and the sums have enough for them to do. Both counts
+   share a register, as numbers of 16 bits, until they are split: of 16 registers the sums take most. */
+#define vi_count(z, pos, x)                                                                                           \
+    z = _mm256_sub_epi16(z, _mm256_packs_epi32(                                                                       \
+                                _mm256_cmpeq_epi32(_mm256_castps_si256(vf_abs(x)), _mm256_setzero_si256()),           \
+                                _mm256_cmpgt_epi32(_mm256_castps_si256(x), _mm256_setzero_si256())))
+#define vi_split(z, pos)                                         \
+    z = _mm256_madd_epi16(z, _mm256_set1_epi16(1));              \
+    pos = _mm256_blend_epi32(z, _mm256_setzero_si256(), 0x33);   \
+    z = _mm256_blend_epi32(z, _mm256_setzero_si256(), 0xCC)
 #define VD __m256d
 #define VL __m256i
 #define vd_load(p) _mm256_loadu_pd(p)
@@ -126,11 +141,13 @@
 #define vm_nan(v) _mm256_cmp_pd(v, v, _CMP_UNORD_Q)
 #define vl_count(c, m) _mm256_sub_epi64(c, _mm256_castpd_si256(m))
 #define vu_load(p) _mm256_loadu_si256((const __m256i *)(p))
+#define vu_bits(v) _mm256_castps_si256(v)
+#define vu_stay(a, b, c) STAY(a, b, c)
+#define vu_sum(v) F(sum_words)(v)
 #define vu_zero() _mm256_setzero_si256()
 #define vu_add32(a, b) _mm256_add_epi32(a, b)
 #define vu_add64(a, b) _mm256_add_epi64(a, b)
 #define vu_multiply(a) _mm256_mul_epu32(a, _mm256_srli_epi64(a, 32))
-#define vu_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
 #elif LANES == 4 && defined(PORTABLE) /* the vectors of GNU C: any processor */
 #define VF v4f
 #define VI v4i
@@ -146,7 +163,7 @@
 #define vi_zero() ((v4i){0})
 #define vi_store(p, v) store_vector(p, &(v))
 #define vi_count_zero(c, x) ((c) - ((x) == (v4f){0}))
-#define vi_count_negative(c, x) ((c) - ((x) < (v4f){0}))
+#define vi_count_positive(c, x) ((c) - ((x) > (v4f){0}))
 #define VD v2d
 #define VL v2l
 #define VM v2l
@@ -183,7 +200,7 @@
 #define vi_zero() _mm_setzero_si128()
 #define vi_store(p, v) _mm_storeu_si128((__m128i *)(p), v)
 #define vi_count_zero(c, x) _mm_sub_epi32(c, _mm_castps_si128(_mm_cmpeq_ps(x, _mm_setzero_ps())))
-#define vi_count_negative(c, x) _mm_sub_epi32(c, _mm_castps_si128(_mm_cmplt_ps(x, _mm_setzero_ps())))
+#define vi_count_positive(c, x) _mm_sub_epi32(c, _mm_castps_si128(_mm_cmpgt_ps(x, _mm_setzero_ps())))
 #define VD __m128d
 #define VL __m128i
 #define vd_load(p) _mm_loadu_pd(p)
@@ -205,11 +222,13 @@
 #define vm_nan(v) _mm_cmpunord_pd(v, v)
 #define vl_count(c, m) _mm_sub_epi64(c, _mm_castpd_si128(m))
 #define vu_load(p) _mm_loadu_si128((const __m128i *)(p))
+#define vu_bits(v) _mm_castps_si128(v)
+#define vu_stay(a, b, c) STAY(a, b, c)
+#define vu_sum(v) ((uint64_t)_mm_cvtsi128_si64(v) + (uint64_t)_mm_cvtsi128_si64(_mm_unpackhi_epi64(v, v)))
 #define vu_zero() _mm_setzero_si128()
 #define vu_add32(a, b) _mm_add_epi32(a, b)
 #define vu_add64(a, b) _mm_add_epi64(a, b)
 #define vu_multiply(a) _mm_mul_epu32(a, _mm_srli_epi64(a, 32))
-#define vu_store(p, v) _mm_storeu_si128((__m128i *)(p), v)
 #else /* one lane: plain C for every other compiler and processor, which may vectorise it by itself */
 #define VF float
 #define VI int32_t
@@ -225,7 +244,7 @@
 #define vi_zero() 0
 #define vi_store(p, v) (*(p) = (v))
 #define vi_count_zero(c, x) ((c) + ((x) == 0.0f))
-#define vi_count_negative(c, x) ((c) + ((x) < 0.0f))
+#define vi_count_positive(c, x) ((c) + ((x) > 0.0f))
 #define VD double
 #define VL int64_t
 #define VM int
@@ -246,4 +265,9 @@
 #define vl_zero() 0
 #define vl_store(p, v) (*(p) = (v))
 #define vl_count(c, m) ((c) + (m))
+#endif
+
+#ifndef vi_count
+#define vi_count(z, pos, x) (z) = vi_count_zero(z, x), (pos) = vi_count_positive(pos, x)
+#define vi_split(z, pos)
 #endif
