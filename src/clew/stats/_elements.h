@@ -45,7 +45,6 @@ typedef struct {
     Ahead ahead;
     HashSums hash;
     int hashes, is_hashed; /* whether the sums of a block may give those of its hash as well, and did */
-    int is_plain;          /* whether the last numbers are known to be finite and not zero */
     HistTables tables;
 } State;
 

@@ -298,7 +298,6 @@ static void F(add_floats)(const float *x, int n, State *state)
             continue;
         }
         add_sums(segment, &s, n, state->piece);
-        state->is_plain = s.zero == 0;
         return;
     }
     segment->distrust = segment->distrust ? segment->distrust - 1 : DISTRUST;
@@ -336,18 +335,30 @@ static const float *F(as_floats)(const char *raw, int type, int n, float *to)
     return to;
 }
 
+#if LANES >= 8
+/* Where 8 floats are zero or not finite. */
+static __m256i F(find_uncounted)(const float *x)
+{
+    __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)x);
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF));
+    return _mm256_or_si256(_mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256()),
+                           _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7F7FFFFF)));
+}
+#endif
+
 /* The bins of 16 floats, in any order. */
 static void F(find_bins)(const float *x, uint8_t *bin)
 {
-#if LANES == 16
-    __m512i bits = _mm512_loadu_si512(x), magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF));
-    __m512i m = _mm512_sub_epi32(_mm512_srli_epi32(magnitude, 23), _mm512_set1_epi32(126 + LOW_EXPONENT));
-    m = _mm512_min_epi32(_mm512_max_epi32(m, _mm512_setzero_si512()), _mm512_set1_epi32(MAGNITUDES - 1));
-    m = _mm512_or_si512(m, _mm512_and_si512(_mm512_srli_epi32(bits, 25), _mm512_set1_epi32(MAGNITUDES)));
-    __mmask16 counted = _mm512_cmplt_epu32_mask(_mm512_sub_epi32(magnitude, _mm512_set1_epi32(1)),
-                                                _mm512_set1_epi32(0x7F7FFFFF));
-    m = _mm512_mask_blend_epi32(counted, _mm512_set1_epi32(NO_BIN), m);
-    _mm_storeu_si128((__m128i *)(void *)bin, _mm512_cvtepi32_epi8(m));
+#if LANES >= 8
+    __m256i first = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(const void *)x), 23);
+    __m256i second = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(x + 8)), 23);
+    __m256i exponent = _mm256_packs_epi32(first, second), m = _mm256_and_si256(exponent, _mm256_set1_epi16(0xFF));
+    m = _mm256_min_epi16(_mm256_subs_epu16(m, _mm256_set1_epi16(126 + LOW_EXPONENT)), _mm256_set1_epi16(MAGNITUDES - 1));
+    m = _mm256_or_si256(m, _mm256_and_si256(_mm256_srli_epi16(exponent, 2), _mm256_set1_epi16(MAGNITUDES)));
+    m = _mm256_blendv_epi8(m, _mm256_set1_epi16(NO_BIN),
+                           _mm256_packs_epi32(F(find_uncounted)(x), F(find_uncounted)(x + 8)));
+    _mm_storeu_si128((__m128i *)(void *)bin,
+                     _mm_packus_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1)));
 #elif LANES > 1 && !defined(PORTABLE)
     __m128i m[4], counted[4], sign[4], narrow[2];
     for (int i = 0; i < 4; i++) {
@@ -373,33 +384,14 @@ static void F(find_bins)(const float *x, uint8_t *bin)
 #endif
 }
 
-/* The same of floats that are finite and not zero: each has a bin. */
-static void F(find_plain_bins)(const float *x, uint8_t *bin)
-{
-#if LANES >= 8
-    __m256i first = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(const void *)x), 23);
-    __m256i second = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(x + 8)), 23);
-    __m256i signed_exponent = _mm256_packs_epi32(first, second);
-    __m256i m = _mm256_and_si256(signed_exponent, _mm256_set1_epi16(0xFF));
-    m = _mm256_min_epi16(_mm256_subs_epu16(m, _mm256_set1_epi16(126 + LOW_EXPONENT)), _mm256_set1_epi16(MAGNITUDES - 1));
-    m = _mm256_or_si256(m, _mm256_and_si256(_mm256_srli_epi16(signed_exponent, 2), _mm256_set1_epi16(MAGNITUDES)));
-    _mm_storeu_si128((__m128i *)(void *)bin,
-                     _mm_packus_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1)));
-#else
-    F(find_bins)(x, bin);
-#endif
-}
-
 /* Count a block of floats, or one run of each group in it. */
-static void F(count_floats)(const float *x, int n, int64_t start, int sampled, State *state)
+static void F(count_floats)(const float *x, int n, int64_t start, int sampled, HistTables *tables)
 {
     uint8_t bin[BLOCK];
     int step = sampled ? HIST_GROUP : HIST_RUN, filled = 0;
     for (int i = 0; i < n; i += step) {
         int at = i + (sampled ? sample_offset((start + i) / HIST_GROUP) : 0);
-        if (at + HIST_RUN <= n && state->is_plain)
-            F(find_plain_bins)(x + at, bin + filled);
-        else if (at + HIST_RUN <= n)
+        if (at + HIST_RUN <= n)
             F(find_bins)(x + at, bin + filled);
         else if (at < n) {
             float last[HIST_RUN] = {0};
@@ -409,7 +401,7 @@ static void F(count_floats)(const float *x, int n, int64_t start, int sampled, S
             break;
         filled += HIST_RUN;
     }
-    count_bins(bin, filled, &state->tables);
+    count_bins(bin, filled, tables);
 }
 
 static HashSums F(hash_lines)(const char *raw, int whole, int lines, const char *last)
@@ -495,13 +487,12 @@ static void F(add_elements)(const Task *task, const char *raw, int n, int64_t st
 {
     float floats[BLOCK];
     double doubles[BLOCK + 8];
-    state->is_plain = 0;
     if (is_float(task->measured)) {
         const float *x = F(as_floats)(raw, task->measured, n, floats);
         if (task->want & WANT_STATS)
             F(add_floats)(x, n, state);
         if (task->want & WANT_HIST)
-            F(count_floats)(x, n, start, task->count > HIST_FULL, state);
+            F(count_floats)(x, n, start, task->count > HIST_FULL, &state->tables);
         return;
     }
     as_doubles(raw, task->measured, n, doubles);
