@@ -1,5 +1,7 @@
 """How many steps a run has: what the user would count, whatever happens after the last of them."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -140,3 +142,25 @@ def test_a_batch_belongs_to_its_own_step_where_the_step_before_has_none(tmp_path
     record = clew.open_run(run.path)
     assert record.faults() == []
     assert record.batches()["step"].tolist() == [0, 2, 4]
+
+
+def test_what_a_script_does_before_its_first_step_is_no_part_of_a_step(tmp_path):
+    def training():
+        time.sleep(0.2)
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        time.sleep(0.2)
+        train(model, optimizer, 3)
+
+    run = record(tmp_path, training)
+    start = run.scalar("start_seconds")
+    assert start.steps.tolist() == [0]
+    assert start.last >= 0.4
+    assert run.scalar("time.rest").values[0] < start.last
+    facts = [row for block in make_page(run).blocks for row in getattr(block, "rows", ())]
+    assert (
+        next(
+            cell.value for name, cell in (f for f in facts if len(f) == 2) if name == "before the first step"
+        )
+        == start.last
+    )

@@ -267,7 +267,11 @@ def _account_time(run: Run) -> list[Block]:
         for phase, values in spent.items()
         if values.any()
     )
-    return [Table(columns, rows), KeyValues((("cost of clew", _cost(spent, total)),))]
+    facts = [("cost of clew", _cost(spent, total))]
+    start = run.scalars("start_seconds").get("start_seconds")
+    if start is not None:
+        facts.insert(0, ("before the first step", Cell(start.last, format="seconds")))
+    return [Table(columns, rows), KeyValues(tuple(facts))]
 
 
 def _cost(spent: dict[str, Any], total: float) -> Cell:

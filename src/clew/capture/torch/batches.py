@@ -97,6 +97,8 @@ class BatchLens:
             if recorder.end_quietly():
                 return
             with unheard():
+                if not recorder.has_begun:
+                    recorder.begin()
                 recorder.before_event()
                 if self.roots is not None:
                     self.roots.end_manual_step()

@@ -81,3 +81,11 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     return []
+
+
+def has_meta(what: tuple[Any, ...]) -> bool:
+    """Return whether a tensor, model or optimizer among these is on the meta device: shapes without numbers."""
+    parameters = [p for each in what if isinstance(each, torch.nn.Module) for p in each.parameters()]
+    optimizers = [each for each in what if isinstance(each, torch.optim.Optimizer)]
+    parameters += [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    return any(tensor.is_meta for tensor in (*list_leaves(what), *parameters))

@@ -26,7 +26,7 @@ from clew.capture.provenance import read_rank
 from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
 from clew.capture.torch.flight import Flight, RootCall
-from clew.capture.torch.leaves import list_leaves
+from clew.capture.torch.leaves import has_meta
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
 from clew.capture.torch.unheard import has_dispatch_mode
@@ -173,6 +173,8 @@ class Recorder(Beat):
         """The calls of root modules in this step that have gradients."""
         self.backward_at = -1
         """The serial of the step that had the last backward pass, -1 without any."""
+        self.has_begun = False
+        """Whether data was asked for or a model called: what came before is the script's start, no part of a step."""
         self.has_output = False
         """Whether a root call has ended and no backward pass has begun since."""
         self.losses = 0
@@ -411,7 +413,7 @@ class Recorder(Beat):
         self, probe: Any, probes: list[Callable[..., None]], error: Exception, what: tuple[Any, ...]
     ) -> None:
         """Answer for a probe that has failed."""
-        if is_about_meta(error) or _is_meta(what):
+        if is_about_meta(error) or has_meta(what):
             return  # there is nothing to learn from such a model, and nothing wrong with the probe
         probes.remove(probe)
         self.guard.fault(error, f"probe {getattr(probe, '__qualname__', probe)}", step=self.step)
@@ -441,6 +443,11 @@ class Recorder(Beat):
         self.due = True
 
     # ---------------------------------------------------------------- steps
+
+    def begin(self) -> None:
+        """Let the first step begin here."""
+        self.has_begun = True
+        self.scalars.append(Scalar("start_seconds", sum(self.clock.split()[:CLEW])))
 
     def before_event(self) -> None:
         """Called by whatever cannot belong to a step whose optimizer has stepped: that step ends first."""
@@ -586,11 +593,3 @@ class Recorder(Beat):
     def is_child(self) -> bool:
         """Return whether this is a forked copy: nothing in it may write."""
         return os.getpid() != self._pid
-
-
-def _is_meta(what: tuple[Any, ...]) -> bool:
-    """Return whether something that a probe was asked about is on the meta device: a shape without numbers."""
-    parameters = [p for each in what if isinstance(each, torch.nn.Module) for p in each.parameters()]
-    optimizers = [each for each in what if isinstance(each, torch.optim.Optimizer)]
-    parameters += [p for each in optimizers for group in each.param_groups for p in group["params"]]
-    return any(tensor.is_meta for tensor in (*list_leaves(what), *parameters))

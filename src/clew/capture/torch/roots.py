@@ -93,6 +93,8 @@ class Roots:
             return recorder.due
         if recorder.closing:
             recorder.before_event()
+        elif not recorder.has_begun:
+            recorder.begin()
         key = id(module)
         if key in self._foreign:
             return False
