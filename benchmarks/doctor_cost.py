@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _RESULT: Final = Path(__file__).parent / "results" / "doctor_cost.json"
 _FIRST: Final = 20
 _WHOLE: Final = 500
-_RUNS: Final = {"mlp": 7, "cnn": 1, "gpt": 1}
-_ROUNDS: Final = {"mlp": 40, "cnn": 5, "gpt": 5}
+_RUNS: Final = {"mlp": 7, "loader": 7, "cnn": 1, "gpt": 1}
+_ROUNDS: Final = {"mlp": 40, "loader": 40, "cnn": 5, "gpt": 5}
 _LIMITS: Final = {"first": 1.10, "whole": 1.03}
 _SESSION: Final = "clew.capture.torch.session"
 
@@ -199,7 +199,7 @@ def _profile(name: str, most: int) -> None:
     training = make(name)
     _time_steps(training, 3)
     profile = cProfile.Profile()
-    watches = 8 if name == "mlp" else 2
+    watches = 8 if name in ("mlp", "loader") else 2
     for _ in range(watches):
         with tempfile.TemporaryDirectory() as folder, _watch(training, folder):
             profile.enable()

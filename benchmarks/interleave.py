@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from benchmarks.modes import Mode
 
-_WARM_UP = {"mlp": 1300, "cnn": 24, "gpt": 22}
+_WARM_UP = {"mlp": 1300, "loader": 1300, "cnn": 24, "gpt": 22}
 """Steps before the timing. The doctor looks closer at the first hundreds, which shows on steps of a millisecond."""
 _MOST_STEPS = 2000
 _SETTLING = 30

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.modes import MODES, Mode
 
-_STEPS = {"mlp": 300, "cnn": 30, "gpt": 24}
+_STEPS = {"mlp": 300, "loader": 300, "cnn": 30, "gpt": 24}
 _ALLOWED_BYTES = 200e6
 _ALLOWED_SHARE = 0.05
 

@@ -1,4 +1,4 @@
-"""The three trainings whose steps are timed: an MLP, a convolutional net and a small GPT, written by hand."""
+"""The trainings whose steps are timed, by hand: an MLP, the same over a loader, a convolutional net, a small GPT."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 _BATCHES = 8
+_LOADER_BATCHES = 64
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,28 @@ class Training:
 
 def make_mlp() -> Training:
     """Three hidden layers of 256, batch 128, 784 inputs as of an image of digits, Adam."""
+    batches = [(torch.randn(128, 784), torch.randint(10, (128,))) for _ in range(_BATCHES)]
+    return _train_mlp(itertools.cycle(batches))
+
+
+def make_loader() -> Training:
+    """The MLP on the shuffled batches of a loader, epoch after epoch; a batch is taken from its dataset at once."""
+    rows = 128 * _LOADER_BATCHES
+    data = TensorDataset(torch.randn(rows, 784), torch.randint(10, (rows,)))
+    sampler = BatchSampler(RandomSampler(data), batch_size=128, drop_last=True)
+    return _train_mlp(_repeat(DataLoader(data, sampler=sampler, batch_size=None)))
+
+
+def _train_mlp(batches: Batches) -> Training:
     sizes = (784, 256, 256, 256)
     hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
     model = nn.Sequential(*hidden, nn.Linear(256, 10))
-    batches = [(torch.randn(128, 784), torch.randint(10, (128,))) for _ in range(_BATCHES)]
     return _classify(model, torch.optim.Adam(model.parameters(), lr=1e-3), batches)
+
+
+def _repeat(loader: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Batches:
+    while True:
+        yield from loader
 
 
 class Block(nn.Module):
@@ -67,9 +88,8 @@ def make_cnn() -> Training:
     blocks = [block for a, b, stride in widths for block in (Block(a, b, stride), Block(b, b, 1))]
     model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
     batches = [(torch.randn(16, 3, 64, 64), torch.randint(10, (16,))) for _ in range(_BATCHES)]
-    return _classify(
-        model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4), batches
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    return _classify(model, optimizer, itertools.cycle(batches))
 
 
 class Attention(nn.Module):
@@ -122,18 +142,12 @@ def make_gpt() -> Training:
     model = GPT()
     texts = [torch.randint(512, (8, 129)) for _ in range(_BATCHES)]
     batches = [(text[:, :-1], text[:, 1:].reshape(-1)) for text in texts]
-    return _classify(model, torch.optim.AdamW(model.parameters(), lr=3e-4), batches)
+    return _classify(model, torch.optim.AdamW(model.parameters(), lr=3e-4), itertools.cycle(batches))
 
 
-def _classify(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[tuple[torch.Tensor, torch.Tensor]]
-) -> Training:
-    turn = 0
-
+def _classify(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> Training:
     def step() -> torch.Tensor:
-        nonlocal turn
-        x, y = batches[turn % len(batches)]
-        turn += 1
+        x, y = next(batches)
         optimizer.zero_grad(set_to_none=True)
         logits = model(x)
         loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y)
@@ -144,7 +158,12 @@ def _classify(
     return Training(model, optimizer, step)
 
 
-MAKERS: dict[str, Callable[[], Training]] = {"mlp": make_mlp, "cnn": make_cnn, "gpt": make_gpt}
+MAKERS: dict[str, Callable[[], Training]] = {
+    "mlp": make_mlp,
+    "loader": make_loader,
+    "cnn": make_cnn,
+    "gpt": make_gpt,
+}
 
 
 def make(name: str, *, seed: int = 0) -> Training:

@@ -25,7 +25,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("mlp", 335_114), ("cnn", 11_181_642), ("gpt", 11_089_920)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("mlp", 335_114), ("loader", 335_114), ("cnn", 11_181_642), ("gpt", 11_089_920)]
+)
 def test_trainings_are_the_promised_ones(name, parameters):
     training = trainings.make(name)
     assert sum(p.numel() for p in training.model.parameters()) == parameters
