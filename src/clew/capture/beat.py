@@ -60,12 +60,31 @@ class SlowUpdates:
     __slots__ = ("known_groups", "rates", "stepped", "steps")
 
 
+class SlowSource:
+    """The twin of the kernel's ``Source``."""
+
+    __slots__ = ("name", "pending", "position", "ref")
+
+
+class SlowShelf:
+    """The twin of the kernel's ``Shelf``: every entry is closed by the general way."""
+
+    off = ""
+    is_whole = True
+    clones = is_ending = is_dear = False
+    keep_batches = pending_bytes = flush_bytes = ring_bytes = 0
+    trouble_at = -1
+
+    def stay_quiet(self, seconds: float) -> None:
+        """Let entries be closed by the short way for so long; here there is none."""
+
+
 class SlowBeat:
     """The twin of the kernel's ``Beat``: no step is quiet."""
 
     nested = updating = inside = resumes = seeing = tag = 0
     quiet_with = -1
-    wants_loss = False
+    wants_loss = fetching = False
 
     def stay_quiet(self, seconds: float) -> None:
         """Let steps end by the short way for so long; here there is none."""
@@ -110,13 +129,15 @@ class SlowCourse:
 
 
 if TYPE_CHECKING:
-    from clew.stats._kernel import Beat, Course, Holder, Ledger, Turns, Updates
+    from clew.stats._kernel import Beat, Course, Holder, Ledger, Shelf, Source, Turns, Updates
 else:
     Beat = getattr(BUILT, "Beat", SlowBeat)
     Course = getattr(BUILT, "Course", SlowCourse)
     Holder = getattr(BUILT, "Holder", SlowHolder)
     Ledger = getattr(BUILT, "Ledger", SlowLedger)
+    Shelf = getattr(BUILT, "Shelf", SlowShelf)
+    Source = getattr(BUILT, "Source", SlowSource)
     Turns = getattr(BUILT, "Turns", SlowTurns)
     Updates = getattr(BUILT, "Updates", SlowUpdates)
 
-__all__ = ["Beat", "Course", "Holder", "Ledger", "Turns", "Updates"]
+__all__ = ["Beat", "Course", "Holder", "Ledger", "Shelf", "Source", "Turns", "Updates"]

@@ -98,12 +98,12 @@ typedef struct {
     PyObject *keys, *scalars, *batches, *waiting, *calls, *backlog, *no_rows;
     PyObject *last_loss, *lowest_loss;
     PyObject *calm, *on_root, *on_pass, *on_each_loss, *on_end, *on_seldom, *on_stepping, *on_stepped;
-    PyObject *schedule, *clock, *call_type, *scalar_type, *asleep, *owner, *signing, *turns;
+    PyObject *schedule, *clock, *call_type, *scalar_type, *asleep, *owner, *signing, *turns, *on_batch;
     double quiet_until;
     long longest_backlog, nested, quiet_with, updating;
     unsigned long inside, seeing; /* the thread that is in a quiet root call, or in one that is recorded, or 0 */
     int resumes, tag;             /* the phase that goes on after the step of an optimizer; what marks recorded calls */
-    char wants_loss;
+    char wants_loss, fetching;
 } Beat;
 
 #define FIELD(name) {#name, T_OBJECT_EX, offsetof(Beat, name), 0, NULL}
@@ -118,7 +118,7 @@ static PyMemberDef beat_members[] = {
     FIELD(on_seldom),     FIELD(schedule),    FIELD(clock),       FIELD(call_type),
     FIELD(scalar_type),   FIELD(backward_at), FIELD(is_followed), FIELD(on_stepping),
     FIELD(on_stepped),    FIELD(asleep),      FIELD(owner),       FIELD(signing),
-    FIELD(turns),
+    FIELD(turns),         FIELD(on_batch),
     {"longest_backlog", T_LONG, offsetof(Beat, longest_backlog), 0, NULL},
     {"nested", T_LONG, offsetof(Beat, nested), 0, NULL},
     {"quiet_with", T_LONG, offsetof(Beat, quiet_with), 0, NULL},
@@ -128,6 +128,7 @@ static PyMemberDef beat_members[] = {
     {"resumes", T_INT, offsetof(Beat, resumes), 0, NULL},
     {"tag", T_INT, offsetof(Beat, tag), 0, NULL},
     {"wants_loss", T_BOOL, offsetof(Beat, wants_loss), 0, NULL},
+    {"fetching", T_BOOL, offsetof(Beat, fetching), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -9,7 +9,6 @@
 enum { UNTOLD = 0, TOLD = 1, UNUSUAL = -1 };
 
 static PyTypeObject *updates_type;
-static PyObject *str_gauss, *str_gauss_next, *str_instance;
 
 /* What the end of a step touches of an optimizer; the base of `OptimizerEntry`. */
 typedef struct {
@@ -57,7 +56,7 @@ static PyType_Spec updates_spec = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *frames, *buffers, *known, *blocks, *spare, *references, *outermost;
+    PyObject *frames, *buffers, *known, *blocks, *spare, *references, *outermost, *snapshots, *last_batch, *last_iterator;
     long trees, passes, usual_passes, look_at, looked_at, ended, ends;
     double ended_at, step_seconds;
     char has_loader, has_start;
@@ -73,6 +72,9 @@ static PyMemberDef course_members[] = {
     COURSE(spare, T_OBJECT_EX),
     COURSE(references, T_OBJECT_EX),
     COURSE(outermost, T_OBJECT_EX),
+    COURSE(snapshots, T_OBJECT_EX),
+    COURSE(last_batch, T_OBJECT_EX),
+    COURSE(last_iterator, T_OBJECT_EX),
     COURSE(trees, T_LONG),
     COURSE(passes, T_LONG),
     COURSE(usual_passes, T_LONG),
@@ -194,18 +196,6 @@ static void count_step(const Beat *beat, Updates *entry)
     entry->steps++;
 }
 
-static int mark_random(Course *course)
-{
-    if (!copy_blocks(course->blocks))
-        return 0;
-    PyObject *instance = PyObject_GetAttr(course->spare, str_instance);
-    PyObject *gauss = instance ? PyObject_GetAttr(instance, str_gauss_next) : NULL;
-    int done = gauss && PyObject_SetAttr(course->spare, str_gauss, gauss) == 0;
-    Py_XDECREF(instance);
-    Py_XDECREF(gauss);
-    return done;
-}
-
 static int mark_course(Beat *beat, Course *course, PyObject *frame)
 {
     if (!put_frames(frame, course->frames) || PyList_SetSlice(beat->calls, 0, PyList_Size(beat->calls), NULL) < 0)
@@ -215,7 +205,29 @@ static int mark_course(Beat *beat, Course *course, PyObject *frame)
     if (course->has_loader)
         return 1;
     keep_pace(course, read_long(beat->step), read_seconds());
-    return mark_random(course);
+    return take_random(course->blocks, course->spare);
+}
+
+/* The snapshots, or NULL where there are none, or none that can be told here. */
+static Shelf *find_shelf(const Course *course)
+{
+    return course->snapshots && PyObject_TypeCheck(course->snapshots, shelf_type) ? (Shelf *)course->snapshots : NULL;
+}
+
+/* Tell the snapshots that a step has ended in which a loader gave the batches; 0 with nothing done where it is not a usual
+   one, -1 with an error set. */
+static int tell_shelf(Course *course, const Beat *beat)
+{
+    Shelf *shelf = find_shelf(course);
+    if (!shelf)
+        return course->snapshots == Py_None;
+    long step = read_long(beat->step);
+    if (shelf->is_ending || step == course->ended)
+        return 0;
+    int closed = close_entry(shelf, beat->step);
+    if (closed == 1)
+        keep_pace(course, step, read_seconds());
+    return closed;
 }
 
 /* What is to be told, or UNUSUAL, perhaps with an error set: then nothing was done, or that failed. `frame` holds the
@@ -235,8 +247,9 @@ static int end_update(Course *course, Beat *beat, PyObject *entry, PyObject *gro
     switch_phase(clock, clock->own);
     if (!mark_course(beat, course, frame))
         return UNUSUAL;
-    if (course->has_loader)
-        return UNTOLD;
+    int told = course->has_loader ? tell_shelf(course, beat) : 1;
+    if (told != 1)
+        return told ? UNUSUAL : UNTOLD;
     switch_phase(clock, phase);
     return TOLD;
 }
@@ -289,13 +302,6 @@ static PyType_Spec course_spec = {
 };
 
 /* ---------------------------------------------------------------- the types */
-
-static int intern_course_names(void)
-{
-    return (str_gauss = PyUnicode_InternFromString("gauss")) &&
-           (str_gauss_next = PyUnicode_InternFromString("gauss_next")) &&
-           (str_instance = PyUnicode_InternFromString("instance"));
-}
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **kept)
 {

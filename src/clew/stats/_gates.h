@@ -54,6 +54,21 @@ static int has_answer(PyObject *question, PyObject *expected)
     return answer == expected;
 }
 
+/* Whether the optimizers and tensors are those with which a backward pass had nothing to tell; so they hold the model. */
+static int has_known_optimizers(const Beat *beat, const Course *course, PyObject *optimizers)
+{
+    return PyDict_Size(optimizers) == beat->quiet_with && PyDict_Size(course->known) == course->looked_at;
+}
+
+/* Whether no mode of the user hears what tensors are asked; `count` returns how many dispatch modes are on. */
+static int is_unheard(PyObject *count)
+{
+    PyObject *modes = has_answer(ask_mode, Py_False) ? PyObject_CallFunctionObjArgs(count, NULL) : NULL;
+    int none = modes && PyObject_Not(modes) == 1;
+    Py_XDECREF(modes);
+    return none && !PyErr_Occurred();
+}
+
 /* Whether a recorder's own things are what gates take them for; checked once, when a gate is made. */
 static int is_fit(PyObject *beat)
 {

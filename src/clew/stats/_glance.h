@@ -372,52 +372,6 @@ static PyObject *find_bad(PyObject *module, PyObject *const *args, Py_ssize_t n)
     return PyErr_Occurred() ? NULL : PyLong_FromLong(found);
 }
 
-/* Add the version of every tensor inside a value and their bytes; 0 where a tensor or a container is not a plain one. */
-static int weigh_part(PyObject *value, PyObject *versions, int64_t *bytes, int depth)
-{
-    Task task;
-    Layout layout;
-    if (value == Py_None || PyUnicode_Check(value) || PyLong_Check(value) || PyFloat_Check(value))
-        return 1;
-    if (is_plain_type(value)) {
-        int fine = read_tensor(value, 0, &task, &layout) && append_number(versions, read_version(value));
-        *bytes += fine ? count_bytes(&task) : 0;
-        return fine;
-    }
-    if (depth > MAX_DEPTH)
-        return 0;
-    int fine = PyTuple_CheckExact(value) || PyList_CheckExact(value) || PyDict_CheckExact(value);
-    Py_ssize_t size = fine ? PyObject_Size(value) : MOST_PARTS + 1;
-    fine = size <= MOST_PARTS;
-    PyObject *part;
-    if (fine && PyDict_CheckExact(value))
-        for (Py_ssize_t at = 0; fine && PyDict_Next(value, &at, NULL, &part);)
-            fine = weigh_part(part, versions, bytes, depth + 1);
-    else
-        for (Py_ssize_t i = 0; fine && i < size; i++) {
-            part = PyTuple_CheckExact(value) ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            fine = part && weigh_part(part, versions, bytes, depth + 1);
-        }
-    return fine;
-}
-
-PyDoc_STRVAR(weigh_doc, "weigh(value) -> tuple | None\n\n"
-                        "Return the versions of the tensors inside tuples, lists and dicts, in order, and the bytes they take;\n"
-                        "None where something else is inside.");
-
-static PyObject *weigh(PyObject *module, PyObject *value)
-{
-    int64_t bytes = 0;
-    (void)module;
-    PyObject *versions = is_observed() ? NULL : PyList_New(0);
-    if (!versions || !weigh_part(value, versions, &bytes, 0)) {
-        Py_XDECREF(versions);
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
-    return Py_BuildValue("NL", versions, (long long)bytes);
-}
-
 /* Whether a tensor is told to have the type, the shape and the place of another. */
 static int has_same_form(PyObject *tensor, PyObject *other)
 {

@@ -15,7 +15,7 @@
 #define process_id() 0L
 #endif
 
-enum { MAX_TYPES = 8, MAX_DTYPES = 32, QUESTIONS = 8 };
+enum { MAX_TYPES = 8, MAX_DTYPES = 32, QUESTIONS = 9 };
 enum { THREAD_BYTES = 4 << 20, FREE_BYTES = 1 << 20 }; /* from where threads, and letting other Python threads run, pay */
 
 #define FAST(name, function, doc) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, doc}
@@ -25,8 +25,8 @@ static PyObject *plain_type[MAX_TYPES];
 static PyObject *dtype_object[MAX_DTYPES];
 static int dtype_code[MAX_DTYPES];
 static Py_ssize_t plain_types, dtypes;
-static PyObject *ask_data_ptr, *ask_numel, *ask_contiguous, *ask_stride, *ask_neg, *ask_mode, *ask_threads,
-    *ask_grad;
+static PyObject *ask_data_ptr, *ask_numel, *ask_contiguous, *ask_stride, *ask_neg, *ask_offset, *ask_mode,
+    *ask_threads, *ask_grad;
 static PyObject *str_dtype, *str_is_cpu, *str_shape;
 static long home_process;
 
@@ -500,13 +500,13 @@ static int keep_dtypes(PyObject *codes)
 PyDoc_STRVAR(configure_doc,
              "configure(types, codes, questions, openmp, exchange)\n\n"
              "Tell the kernel once about torch: the plain tensor classes, dtype -> element type, the unbound methods\n"
-             "(data_ptr, numel, is_contiguous, stride, is_neg) and functions (is a torch-function mode on, number of threads, are\n"
+             "(data_ptr, numel, is_contiguous, stride, is_neg, storage_offset) and functions (is a torch-function mode on, number of threads, are\n"
              "gradients on) to ask, the address of GOMP_parallel or 0, and the exchange table of DLPack or None.");
 
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     PyObject **slots[] = {&ask_data_ptr, &ask_numel, &ask_contiguous, &ask_stride,
-                           &ask_neg,      &ask_mode,  &ask_threads,    &ask_grad};
+                           &ask_neg,      &ask_offset, &ask_mode,      &ask_threads, &ask_grad};
     (void)module;
     if (n != 5 || !PyDict_Check(args[1]) || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) != QUESTIONS ||
         !keep_types(args[0]) || !keep_dtypes(args[1]) || !keep_exchange(args[4])) {
@@ -526,13 +526,16 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 }
 
 #include "_glance.h"
+#include "_weigh.h"
 #include "_lists.h"
 #include "_part.h"
 #include "_tray.h"
 #include "_leaf.h"
 #include "_beat.h"
+#include "_shelf.h"
 #include "_course.h"
 #include "_gates.h"
+#include "_fetch.h"
 #include "_passes.h"
 #include "_pack.h"
 

@@ -1,6 +1,7 @@
 """The compiled loops. Addresses are integers; 0 for a hash or a histogram that is not wanted."""
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -173,6 +174,37 @@ class Updates:
     stepped: int
     steps: int
 
+class Source:
+    """An iterator of a loader, as the gate at batches knows it."""
+
+    ref: weakref.ref[Any]
+    name: str
+    pending: list[Any]
+    position: int
+
+class Shelf:
+    """What batches and the end of a usual step touch of the snapshots; the attributes are those of these."""
+
+    given: list[Any]
+    entries: deque[Any]
+    ahead: deque[Any]
+    off: str
+    blocks: bytes | None
+    spare: Any
+    given_type: type
+    entry_type: type
+    memory_type: type
+    is_whole: bool
+    clones: bool
+    is_ending: bool
+    is_dear: bool
+    keep_batches: int
+    pending_bytes: int
+    flush_bytes: int
+    ring_bytes: int
+    trouble_at: int
+    def stay_quiet(self, seconds: float, /) -> None: ...
+
 class Beat:
     """What a quiet step touches of a recording; the attributes are those of the recorder."""
 
@@ -184,6 +216,7 @@ class Beat:
     seeing: int
     tag: int
     wants_loss: bool
+    fetching: bool
     @property
     def inside(self) -> int: ...
     def stay_quiet(self, seconds: float, /) -> None: ...
@@ -264,6 +297,40 @@ class IdleGate:
         general: Callable[..., Any],
         lists: tuple[list[Any], ...],
     ) -> IdleGate: ...
+    def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class FetchGate:
+    """The method that gives a loader's next batch."""
+
+    def __new__(
+        cls,
+        *,
+        original: Callable[..., Any],
+        general: Callable[..., Any],
+        beat: Beat,
+        course: Course,
+        entries: dict[int, Any],
+        ask: Callable[[], int],
+        fail: Callable[[Exception], object],
+        finish: Callable[..., object],
+        lists: tuple[Any, ...],
+        phase: int,
+    ) -> FetchGate: ...
+    def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class IndexGate:
+    """The method that gives the indices which the next batch is made of."""
+
+    def __new__(
+        cls,
+        *,
+        original: Callable[..., Any],
+        general: Callable[..., Any],
+        beat: Beat,
+        entries: dict[int, Any],
+    ) -> IndexGate: ...
     def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 

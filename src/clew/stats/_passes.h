@@ -12,8 +12,7 @@ static int is_usual_pass(const Gate *gate, PyObject *args)
     const Course *course = (const Course *)gate->course;
     return PyTuple_Size(args) > 0 && PyTuple_GetItem(args, 0) != Py_None && is_recorded_here(beat) &&
            !((const Holder *)beat->owner)->is_shared &&
-           PyDict_Size(gate->entries) == beat->quiet_with && PyDict_Size(course->known) == course->looked_at &&
-           course->usual_passes <= 1 && !is_compiling(gate->flags) && has_answer(ask_mode, Py_False) && !PyErr_Occurred();
+           has_known_optimizers(beat, course, gate->entries) && course->usual_passes <= 1 && !is_compiling(gate->flags) && has_answer(ask_mode, Py_False) && !PyErr_Occurred();
 }
 
 static PyObject *end_gated_pass(Gate *gate, int before, PyObject *result)
@@ -150,14 +149,6 @@ static int count_turn(const Beat *beat)
     return 1;
 }
 
-static int is_unheard(const Gate *gate)
-{
-    PyObject *modes = has_answer(ask_mode, Py_False) ? PyObject_CallFunctionObjArgs(gate->ask, NULL) : NULL;
-    int none = modes && PyObject_Not(modes) == 1;
-    Py_XDECREF(modes);
-    return none && !PyErr_Occurred();
-}
-
 /* Go on by the general way, which meets an exception of ours again; the user's goes on. */
 static PyObject *pass_on(PyObject *function, PyObject *const *args)
 {
@@ -177,7 +168,7 @@ static PyObject *step_before(PyObject *self, PyObject *const *args, Py_ssize_t n
     if (beat->asleep != Py_False)
         Py_RETURN_NONE;
     if (!is_recorded_here(beat) || beat->updating || beat->due != Py_False || beat->closing != Py_False ||
-        !is_empty(beat->on_stepping) || !is_empty(beat->signing) || !is_unheard(gate))
+        !is_empty(beat->on_stepping) || !is_empty(beat->signing) || !is_unheard(gate->ask))
         return pass_on(gate->original, args);
     beat->updating = 1;
     int before = switch_phase((Clock *)beat->clock, gate->phase);
@@ -222,7 +213,7 @@ static PyObject *step_after(PyObject *self, PyObject *const *args, Py_ssize_t n)
     if (!beat->updating || beat->asleep != Py_False)
         Py_RETURN_NONE;
     if (!is_recorded_here(beat) || beat->updating != 1 || beat->due != Py_False || !is_empty(beat->on_stepped) ||
-        !is_unheard(gate))
+        !is_unheard(gate->ask))
         return pass_on(gate->general, args);
     int told = end_gated_update(gate, args[0]);
     if (told < 0)
@@ -329,17 +320,19 @@ static int add_gates(PyObject *module)
            add_type(module, "GatedCall", &gated_call_spec, &gated_call_type) &&
            add_type(module, "CallGate", &call_gate_spec, NULL) && add_type(module, "PassGate", &pass_gate_spec, NULL) &&
            add_type(module, "StepGate", &step_gate_spec, NULL) && add_type(module, "IdleGate", &idle_gate_spec, NULL) &&
-           add_type(module, "LossGate", &loss_gate_spec, NULL);
+           add_type(module, "LossGate", &loss_gate_spec, NULL) && add_type(module, "FetchGate", &fetch_gate_spec, NULL) &&
+           add_type(module, "IndexGate", &index_gate_spec, NULL);
 }
 
 /* Add the types to the module. */
 static int add_types(PyObject *module)
 {
-    return intern_names() && intern_leaf_names() && intern_course_names() &&
+    return intern_names() && intern_leaf_names() && intern_shelf_names() &&
            (str_training = PyUnicode_InternFromString("training")) &&
            (str_loss = PyUnicode_InternFromString("loss")) && add_type(module, "Clock", &clock_spec, &clock_type) &&
            add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
            add_type(module, "Leaf", &leaf_spec, &leaf_type) && add_type(module, "Ledger", &ledger_spec, &ledger_type) &&
+           add_type(module, "Source", &source_spec, &source_type) && add_type(module, "Shelf", &shelf_spec, &shelf_type) &&
            add_type(module, "Beat", &beat_spec, &beat_type) && add_type(module, "Course", &course_spec, &course_type) &&
            add_gates(module);
 }

@@ -69,7 +69,14 @@ def load_kernel() -> ModuleType | None:
 def tell_of_torch(kernel: ModuleType, *, has_exchange: bool = True) -> None:
     """Tell the kernel what it asks of tensors; without the exchange table it asks by their methods alone."""
     tensor = torch.Tensor
-    methods = (tensor.data_ptr, tensor.numel, tensor.is_contiguous, tensor.stride, tensor.is_neg)
+    methods = (
+        tensor.data_ptr,
+        tensor.numel,
+        tensor.is_contiguous,
+        tensor.stride,
+        tensor.is_neg,
+        tensor.storage_offset,
+    )
     functions = (torch._C._is_torch_function_mode_enabled, torch.get_num_threads, torch.is_grad_enabled)
     types = (torch.Tensor, torch.nn.Parameter)
     exchange = getattr(tensor, "__dlpack_c_exchange_api__", None) if has_exchange else None

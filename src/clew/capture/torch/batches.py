@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.utils.data import dataloader
 
+from clew.capture.beat import Source
 from clew.capture.clock import CLEW, DATA
+from clew.capture.torch.gates import Gates
 from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.recorder import KIND_BATCH
 from clew.capture.torch.registry import MAX_CALLS
@@ -41,6 +44,18 @@ class _Origin(NamedTuple):
     addresses: frozenset[int]
 
 
+class _Source(Source):
+    """An iterator of a loader: how many batches it has given, and the indices that others are made of meanwhile."""
+
+    __slots__ = ()
+
+    def __init__(self, iterator: Any, forget: Callable[[object], object]) -> None:
+        self.ref = weakref.ref(iterator, forget)
+        self.name = _name_loader(iterator)
+        self.position = 0
+        self.pending = []
+
+
 class BatchLens:
     """Turns loader batches and root inputs into records."""
 
@@ -48,33 +63,38 @@ class BatchLens:
         self.recorder = recorder
         self.roots: Roots | None = None
         self._origins: deque[_Origin] = deque(maxlen=_KNOWN_BATCHES)
-        self._pending: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
-        self._positions: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._loaders: dict[int, str] = {}
-        self._inside = False
+        self._sources: dict[int, _Source] = {}
 
     def install(self, patches: Patches) -> None:
         """Begin to see data loaders, with and without workers."""
-        patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next)
-        patches.replace(dataloader._BaseDataLoaderIter, "_next_index", self._make_next_index)
+        gates = Gates(self.recorder)
+        fetch = functools.partial(
+            gates.fetch,
+            optimizers={} if self.roots is None else self.roots.optimizers.entries,
+            origins=(self._origins, _Origin, self._sources),
+            fail=self._fail,
+            finish=self._finish,
+        )
+        index = functools.partial(gates.fetch_index, sources=self._sources)
+        patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next, fetch)
+        patches.replace(dataloader._BaseDataLoaderIter, "_next_index", self._make_next_index, index)
 
     def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
             recorder = self.recorder
-            if recorder.is_off() or self._inside:
+            if recorder.is_off() or recorder.fetching:
                 return original(iterator)
             self._begin()
             before = recorder.clock.switch(DATA)
             try:
                 batch = original(iterator)
             except StopIteration:
-                if recorder.on_exhausted:
-                    recorder.ask(recorder.on_exhausted, iterator)
+                self._finish(iterator)
                 raise
             finally:
-                self._inside = False
+                recorder.fetching = False
                 recorder.clock.switch(before)
-            self._note(iterator, batch)
+            self._finish(iterator, batch)
             return batch
 
         return __next__
@@ -83,53 +103,76 @@ class BatchLens:
         def _next_index(iterator: Any) -> Any:
             index = original(iterator)
             if not self.recorder.is_off():
-                self._pending.setdefault(iterator, deque()).append(index)
+                self._find_source(iterator).pending.append(index)
             return index
 
         return _next_index
 
+    def _find_source(self, iterator: Any) -> _Source:
+        key, sources = id(iterator), self._sources
+        source = sources.get(key)
+        if source is None:
+            source = sources[key] = _Source(iterator, lambda _: sources.pop(key, None))
+        return source
+
     def _begin(self) -> None:
         """The next batch belongs to the next step: end the one whose optimizer has stepped."""
         recorder = self.recorder
-        self._inside = True
+        recorder.fetching = True
         before = recorder.clock.switch(CLEW)
         try:
-            if recorder.end_quietly():
-                return
-            with unheard():
-                if not recorder.has_begun:
-                    recorder.begin()
-                recorder.before_event()
-                if self.roots is not None:
-                    self.roots.end_manual_step()
+            if not recorder.end_quietly():
+                with unheard():
+                    if not recorder.has_begun:
+                        recorder.begin()
+                    recorder.before_event()
+                    if self.roots is not None:
+                        self.roots.end_manual_step()
+            if recorder.flight.snapshots is not None:
+                recorder.flight.snapshots.await_batch()
         except Exception as error:  # noqa: BLE001 - ours to answer for
-            recorder.guard.fault(error, "data loader", step=recorder.step)
+            self._fail(error)
         finally:
             recorder.clock.switch(before)
 
-    def _note(self, iterator: Any, batch: Any) -> None:
-        """Remember where this batch came from; the model will be given it, or a part or a copy of it."""
+    def _finish(self, iterator: Any, *batch: Any) -> None:
+        """Keep the batch that an iterator has given, and where it came from; without one it has come to its end."""
         recorder = self.recorder
         before = recorder.clock.switch(CLEW)
         try:
-            with unheard():
-                self._note_origin(iterator, batch)
-                recorder.ask(recorder.on_batch, iterator, batch)
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            recorder.guard.fault(error, "data loader", step=recorder.step)
+            self._tell(iterator, batch)
+            if recorder.flight.snapshots is not None:
+                recorder.flight.snapshots.add_batch(*batch)
         finally:
             recorder.clock.switch(before)
 
-    def _note_origin(self, iterator: Any, batch: Any) -> None:
-        flight = self.recorder.flight
-        flight.has_loader, flight.last_batch = True, batch
+    def _tell(self, iterator: Any, batch: tuple[Any, ...]) -> None:
+        recorder = self.recorder
+        try:
+            with unheard():
+                if batch:
+                    self._note(iterator, *batch)
+                elif recorder.on_exhausted:
+                    recorder.ask(recorder.on_exhausted, iterator)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.recorder.guard.fault(error, "data loader", step=self.recorder.step)
+
+    def _note(self, iterator: Any, batch: Any) -> None:
+        """Remember where this batch came from; the model will be given it, or a part or a copy of it."""
+        recorder, flight, source = self.recorder, self.recorder.flight, self._find_source(iterator)
+        flight.has_loader, flight.last_batch, flight.last_iterator = True, batch, source.ref
         flight.mark_start()
-        position = self._positions.get(iterator, 0)
-        self._positions[iterator] = position + 1
-        pending = self._pending.get(iterator)
-        index = pending.popleft() if pending else None
+        position = source.position
+        source.position += 1
+        index = source.pending.pop(0) if source.pending else None
         addresses = frozenset(map(_address, list_leaves(batch)))
-        self._origins.append(_Origin(_name_loader(iterator), position, _flat(index), addresses))
+        self._origins.append(_Origin(source.name, position, _flat(index), addresses))
+        recorder.ask(recorder.on_batch, iterator, batch)
+        if not position:
+            recorder.ask(recorder.on_first_batch, iterator, batch)
 
     # ---------------------------------------------------------------- what a root is given
 

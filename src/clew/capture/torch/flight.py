@@ -54,6 +54,9 @@ class Flight(Course):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.last_batch: Any = None
+        """What a loader gave last."""
+        self.last_iterator: weakref.ref[Any] | None = None
+        """The iterator that has given it."""
         self.frames: list[tuple[int, int, CodeType]] = []
         self.has_loader = False
         self.step_call: Callable[[], Any] | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.clock import BACKWARD, FORWARD, OPTIMIZER
+from clew.capture.clock import BACKWARD, DATA, FORWARD, OPTIMIZER
 from clew.capture.torch.unheard import has_dispatch_mode
 from clew.stats.rows import KERNEL
 
@@ -112,6 +112,40 @@ class Gates:
             phase=OPTIMIZER,
         )
         return gate.before, gate.after
+
+    def fetch(
+        self,
+        original: Function,
+        general: Function,
+        *,
+        optimizers: dict[int, Any],
+        origins: tuple[Any, type, dict[int, Any]],
+        fail: Function,
+        finish: Function,
+    ) -> Any:
+        """Return the method that gives a loader's next batch; ``origins``: where these go, their type, the sources."""
+        if self._kernel is None:
+            return general
+        return self._kernel.FetchGate(
+            original=original,
+            general=general,
+            beat=self._recorder,
+            course=self._recorder.flight,
+            entries=optimizers,
+            ask=has_dispatch_mode,
+            fail=fail,
+            finish=finish,
+            lists=origins,
+            phase=DATA,
+        )
+
+    def fetch_index(self, original: Function, general: Function, *, sources: dict[int, Any]) -> Any:
+        """Return the method that gives the indices which a loader's next batch is made of."""
+        if self._kernel is None:
+            return general
+        return self._kernel.IndexGate(
+            original=original, general=general, beat=self._recorder, entries=sources
+        )
 
     def listen(self, original: Function, general: Function, *listeners: list[Any]) -> Any:
         """Return a method of torch that somebody may listen to."""

@@ -98,7 +98,6 @@ class Rest:
         self.events = events
         self.optimizers = optimizers
         self.signature = Signature(recorder)
-        self._listener = self.signature.see_loss
         self._at_change = [self._look_again]
         self._structure = structure
         self._others = others
@@ -114,7 +113,6 @@ class Rest:
         self._waking = [probe for probe in (*structure, *others) if isinstance(probe, Wakes)]
         self._roots: dict[int, _Root] = {}
         self._data: set[int] = set()
-        self._iterator: weakref.ref[Any] | None = None
         self._known = (-1, -1)
         self._calm = 0
         self._is_past_structure = False
@@ -134,9 +132,10 @@ class Rest:
         patches.on_undo(self._leave)
         patches.on_undo(register_module_module_registration_hook(self._see_part).remove)
         patches.on_undo(register_module_parameter_registration_hook(self._see_part).remove)
-        patches.listen(self.recorder.on_each_loss, self._listener)
+        for listeners, listener in self._list_signature():
+            patches.listen(listeners, listener)
         self._switch()
-        patches.listen(self.recorder.on_batch, self._see_batch)
+        patches.listen(self.recorder.on_first_batch, self._see_first_batch)
         patches.listen(self.events.on_made, self._see_made)
         patches.listen(self.events.on_stepped, self._see_stepped)
 
@@ -166,13 +165,19 @@ class Rest:
 
     def _switch(self) -> None:
         """Have the signature told of what happens, or not."""
-        is_on, listeners = self.signature.is_on, self.recorder.on_each_loss
+        is_on = self.signature.is_on
         self.recorder.signing[:] = [self.signature] if is_on else []
         self.recorder.calm.clear()
-        if not is_on and self._listener in listeners:
-            listeners.remove(self._listener)
-        elif is_on and self._listener not in listeners:
-            listeners.append(self._listener)
+        for listeners, listener in self._list_signature():
+            if not is_on and listener in listeners:
+                listeners.remove(listener)
+            elif is_on and listener not in listeners:
+                listeners.append(listener)
+
+    def _list_signature(self) -> Listening:
+        """Return where the signature listens while it is taken."""
+        recorder, signature = self.recorder, self.signature
+        return [(recorder.on_each_loss, signature.see_loss), (recorder.on_batch, signature.see_batch)]
 
     def _look_again(self) -> None:
         """All probes look as at the start; an optimizer has just stepped, so that none sees half a step."""
@@ -207,10 +212,10 @@ class Rest:
             if self._resting or self._settled:
                 # Those that wake now are told of this call as all others are; first of the batch they have missed.
                 woken = self._wake(with_structure=False)
-                batch = self.recorder.flight.last_batch
-                iterator = self._iterator() if self._iterator is not None else None
-                if iterator is not None and batch is not None:
-                    self._tell(woken, self.recorder.on_batch, iterator, batch)
+                flight = self.recorder.flight
+                iterator = flight.last_iterator() if flight.last_iterator is not None else None
+                if iterator is not None and flight.last_batch is not None:
+                    self._tell(woken, self.recorder.on_batch, iterator, flight.last_batch)
         elif self._resting and self.recorder.probing:
             self._tell(self._resting, self.recorder.on_root, module, args, kwargs, output)
         elif (
@@ -248,11 +253,8 @@ class Rest:
         if not root.modes & mode and signature.notice("mode"):
             root.modes |= mode
 
-    def _see_batch(self, iterator: Any, batch: Any) -> None:
-        if self.signature.is_on:
-            self.signature.see_batch(batch)
+    def _see_first_batch(self, iterator: Any, batch: Any) -> None:
         key = id(getattr(iterator, "_dataset", None))
-        self._iterator = weakref.ref(iterator)
         if key not in self._data:
             self._data.add(key)
             self._calm = 0

@@ -227,7 +227,7 @@ class Signature(Turns):
 
     # ---------------------------------------------------------------- the data
 
-    def see_batch(self, batch: Any) -> None:
+    def see_batch(self, _iterator: Any, batch: Any) -> None:
         """Take whether the first and the last sample of a batch are the same."""
         leaf = next(iter(list_leaves(batch)), None)
         if leaf is None or leaf.dim() < 2 or leaf.shape[0] < _FEWEST_ROWS or leaf.device.type != "cpu":

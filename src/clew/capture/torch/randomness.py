@@ -35,6 +35,10 @@ class RandomBytes(NamedTuple):
     gauss: float | None
     numpy: bytes
 
+    def export(self) -> RandomBytes:
+        """Return the states as they are."""
+        return self
+
     def restore(self) -> None:
         """Put the states into the generators of this process."""
         if self.torch:
@@ -47,6 +51,21 @@ class RandomBytes(NamedTuple):
 
             found = np.frombuffer(self.numpy, np.uint32)
             np.random.set_state(("MT19937", found[:_WORDS], int(found[_WORDS]), 0, 0.0))
+
+
+class RandomMemory(NamedTuple):
+    """The same as it lies in memory, torch's too: it is kept for every batch and needed for few."""
+
+    torch: bytes
+    python: bytes
+    gauss: float | None
+    numpy: bytes
+
+    def export(self) -> RandomBytes:
+        """Return the states as torch tells them."""
+        own = torch.Generator()
+        ctypes.memmove(_locate(own) + _find_in_generator(), self.torch, _TORCH_BYTES)
+        return RandomBytes(bytes(own.get_state().numpy().data), self.python, self.gauss, self.numpy)
 
 
 class RandomStates:
@@ -98,6 +117,12 @@ class RandomStates:
     def export(self) -> RandomBytes:
         """Return the copied states as bytes, each empty where there is none or it is not plain memory."""
         return RandomBytes(self._torch.export(), *self.python.export(), self._numpy.export())
+
+    def keep(self) -> RandomBytes | RandomMemory:
+        """Return the copied states in the shape that takes the least time."""
+        if not self.is_fast:
+            return self.export()
+        return RandomMemory(self._torch.raw(), *self.python.export(), self._numpy.export())
 
     def restore(self) -> None:
         """Put the copied states back."""

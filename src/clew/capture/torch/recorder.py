@@ -154,6 +154,8 @@ class Recorder(Beat):
     def _make_room_for_gates(self) -> None:
         self.nested = 0
         """How many root calls are going on by the general way, in whatever thread."""
+        self.fetching = False
+        """Whether a loader is about to give a batch: what it takes from other loaders is none of the training's."""
         self.updating = 0
         """How many steps of optimizers are going on, one inside another."""
         self.resumes = 0
@@ -205,6 +207,8 @@ class Recorder(Beat):
         """Probes: called after it with what it was to derive by, and the derivatives."""
         self.on_batch: list[Callable[[Any, Any], None]] = []
         """Probes: called with a loader's iterator and the batch it has given."""
+        self.on_first_batch: list[Callable[[Any, Any], None]] = []
+        """Probes: called as these, after them, with the first batch of an iterator."""
         self.on_exhausted: list[Callable[[Any], None]] = []
         """Probes: called with a loader's iterator that has no more batches."""
         self.on_trouble: list[Callable[[str, str], None]] = []

@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import dataloader
 
-from clew.capture.clock import CLEW
+from clew.capture.beat import Shelf
 from clew.capture.torch import snapshot_state as states
 from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import list_leaves
-from clew.capture.torch.randomness import RandomBytes, RandomStates
+from clew.capture.torch.randomness import RandomBytes, RandomMemory, RandomStates
 from clew.capture.torch.snapshot_names import pack_names
 from clew.stats.readable import unheard
 from clew.stats.rows import KERNEL
@@ -47,7 +45,10 @@ _BYTES_PER_SECOND: Final = 4_000_000
 _AHEAD: Final = 2
 """Batches that a framework may have fetched before the step begins that they are for."""
 _MOST_EVENTS: Final = 16
+_RANDOM_BYTES: Final = 10_000
 _FLUSH_SECONDS: Final = 2.0
+_DEAR_SECONDS: Final = 0.25
+"""How often batches are written; where that is too dear, how often one asks again."""
 _FLUSH_BYTES: Final = 8_000_000
 _RING_BYTES: Final = 24_000_000
 _STEPS_AFTER_TROUBLE: Final = 3
@@ -86,15 +87,14 @@ class Writer(Protocol):
         """Write what is waiting and end."""
 
 
-@dataclass(slots=True)
-class Given:
+class Given(NamedTuple):
     """One thing that a step was given: a loader's batch, the end of a loader, or the arguments of a root call."""
 
     kind: str
     value: Any = None
     name: str = ""
-    random: RandomBytes | None = None
-    versions: list[int] = field(default_factory=list)
+    random: RandomBytes | RandomMemory | None = None
+    versions: list[int] = []  # noqa: RUF012 - never written
     size_bytes: int = 0
 
     def is_changed(self) -> bool:
@@ -102,8 +102,7 @@ class Given:
         return _weigh(self.value)[0] != self.versions
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What one step was given, in order."""
 
     step: int
@@ -113,7 +112,7 @@ class Entry:
     """How much memory it holds on to."""
 
 
-class SnapshotLens:
+class SnapshotLens(Shelf):
     """Takes snapshots at the end of steps and keeps what the steps between them are given."""
 
     def __init__(
@@ -140,36 +139,45 @@ class SnapshotLens:
         self._share = _SHARE if budget is None else min(_SHARE, _SHARE_OF_BUDGET * budget)
         self._limit = limit_bytes
         # Batches that are written together must leave room for others, or they would push themselves out.
-        self._flush_bytes = min(_FLUSH_BYTES, limit_bytes // 4)
-        self._ring_bytes = min(_RING_BYTES, limit_bytes // 2)
-        self._keep_batches = settings.keep_batches if settings.data else 0
+        self.flush_bytes = min(_FLUSH_BYTES, limit_bytes // 4)
+        self.ring_bytes = min(_RING_BYTES, limit_bytes // 2)
+        self.keep_batches = settings.keep_batches if settings.data else 0
         self._companions = Companions()
         self._random, self._before = RandomStates(), RandomStates()
         self._staging: dict[str, torch.Tensor] = {}
-        self._given: list[Given] = []
-        self._is_whole = True
-        self._entries: deque[Entry] = deque()
-        self._pending_bytes = 0
-        self._ahead: deque[Given] = deque(maxlen=_AHEAD)
-        self._clones = False
-        self._inside = False
+        self._clear_shelf()
         self._asked = ""
-        self._trouble_at = -1
         self._last = 0
         self._look_at = 0
         self._next = -1
         self._flushed_at = perf_counter()
         self._cost, self._size = 0.0, 0
-        self._is_ending = False
+
+    def _clear_shelf(self) -> None:
+        self.given: list[Given] = []
+        """What the present step was given so far, and whether that is all."""
+        self.is_whole = True
+        self.entries: deque[Entry] = deque()
+        self.pending_bytes = 0
+        self.ahead: deque[Given] = deque(maxlen=_AHEAD)
+        self.clones = False
+        """Whether batches are copied, since the training writes into them."""
+        self.is_dear = False
+        """Whether writing them was too dear when last asked."""
+        self.trouble_at = -1
+        self.is_ending = False
+        self.blocks: bytes | None = None
+        """Where the random states lie in memory that a loader may draw from, if that is all there is to compare."""
+        self.spare = self._before.python
+        self.given_type, self.entry_type, self.memory_type = Given, Entry, RandomMemory
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of the batches that are held in memory, which the training would have given back."""
-        return self._pending_bytes
+        return self.pending_bytes
 
     def install(self, patches: Patches) -> None:
-        """Begin to see loaders, schedulers and scalers."""
-        patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._make_next)
+        """Begin to see schedulers and scalers; of batches the flight recorder's snapshots are told."""
         self._companions.install(patches)
         patches.listen(self.recorder.on_trouble, self._note_trouble)
         flight = self.recorder.flight
@@ -182,9 +190,9 @@ class SnapshotLens:
 
     def close(self) -> None:
         """Write what is left of batches and wait for the thread."""
-        if self._given:
-            self._entries.append(self._make_entry(self.recorder.flight.ended + 1))
-            self._given = []
+        if self.given:
+            self.entries.append(self._make_entry(self.recorder.flight.ended + 1))
+            self.given = []
         if not self.recorder.is_child():
             self._flush()
         self.writer.close()
@@ -200,59 +208,48 @@ class SnapshotLens:
 
     # ---------------------------------------------------------------- what steps are given
 
-    def _make_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __next__(iterator: Any) -> Any:  # noqa: N807
-            if self.recorder.is_off() or self._inside or not self._keep_batches or self.off:
-                return original(iterator)
-            try:
-                self._before.take()
-            except Exception as error:  # noqa: BLE001 - ours to answer for
-                self._give_up(error)
-            self._inside = True
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                self._add(Given("stop"))
-                raise
-            finally:
-                self._inside = False
-            self._add(Given("batch", batch))
-            return batch
+    def await_batch(self) -> None:
+        """A loader is asked for a batch, and may draw random numbers for it."""
+        if not self.keep_batches or self.off:
+            return
+        try:
+            self._before.take()
+            self.blocks = self._before.packed if self._before.is_fast else None
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._give_up(error)
 
-        return __next__
+    def add_batch(self, *batch: Any) -> None:
+        """Keep what a loader has given, or that it has no more."""
+        if not self.keep_batches or self.off:
+            return
+        try:
+            self._random.take()
+            random = None if self._random.is_same(self._before) else self._random.keep()
+            given = Given("batch", batch[0]) if batch else Given("stop")
+            with unheard():
+                given = self._hold(given._replace(random=random))
+            if batch:
+                self.ahead.append(given)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._give_up(error)
 
     def _peek(self) -> RandomBytes:
         self._random.take()
         return self._random.export()
 
-    def _add(self, given: Given) -> None:
-        recorder = self.recorder
-        phase = recorder.clock.switch(CLEW)
-        try:
-            self._random.take()
-            with unheard():
-                given.random = None if self._random.is_same(self._before) else self._random.export()
-                self._hold(given)
-            if given.kind == "batch":
-                self._ahead.append(given)
-        except Exception as error:  # noqa: BLE001 - ours to answer for
-            self._give_up(error)
-        finally:
-            recorder.clock.switch(phase)
-
-    def _hold(self, given: Given) -> None:
-        """Keep what was given; a validation pass of a hundred batches is not worth it."""
-        if len(self._given) >= _MOST_EVENTS:
-            self._is_whole = False
-            return
-        if self._clones and given.value is not None:
-            given.value = copy_tensors(given.value)
-        given.versions, given.size_bytes = _weigh(given.value)
-        if given.random is not None:
-            given.size_bytes += 10_000
-        self._given.append(given)
+    def _hold(self, given: Given) -> Given:
+        """Keep what was given, and return how; a validation pass of a hundred batches is not worth it."""
+        if len(self.given) >= _MOST_EVENTS:
+            self.is_whole = False
+            return given
+        value = copy_tensors(given.value) if self.clones else given.value
+        versions, size = _weigh(value)
+        size += _RANDOM_BYTES if given.random is not None else 0
+        given = given._replace(value=value, versions=versions, size_bytes=size)
+        self.given.append(given)
         if not self.recorder.flight.has_loader:  # with a loader each end is told
             self.recorder.flight.look_at = 0
+        return given
 
     def _take_calls(self) -> None:
         """Without a loader the arguments of root calls are all that is known of the data."""
@@ -270,9 +267,9 @@ class SnapshotLens:
         if self.off:
             recorder.flight.look_at = sys.maxsize
             return
-        if recorder.asleep or self._is_ending:
+        if recorder.asleep or self.is_ending:
             return
-        self._is_ending = True  # with no call between test and setting, no other thread comes between
+        self.is_ending = True  # with no call between test and setting, no other thread comes between
         try:
             step, flight = recorder.step, recorder.flight
             if step == flight.ended:
@@ -280,8 +277,8 @@ class SnapshotLens:
             else:
                 flight.keep_pace(step)
                 # Without a loader the script makes its data again; only calls right after a snapshot are repeated.
-                has_given = self._given or flight.has_loader or (step == self._last and self.taken)
-                if has_given and self._keep_batches:
+                has_given = self.given or flight.has_loader or (step == self._last and self.taken)
+                if has_given and self.keep_batches:
                     self._close_entry(step, perf_counter())
             if (step >= self._look_at or self._asked or flight.ends > 1) and self._is_due(step + 1):
                 with unheard():
@@ -290,38 +287,41 @@ class SnapshotLens:
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._give_up(error)
         finally:
-            self._is_ending = False
+            self.is_ending = False
 
     def _close_entry(self, step: int, now: float) -> None:
-        if self._given and not self._clones:
-            self._clones = any(given.is_changed() for given in self._given)
+        if self.given and not self.clones:
+            self.clones = any(given.is_changed() for given in self.given)
         if step == self._last and self.taken and not self.recorder.flight.has_loader:
             self._take_calls()
-        if self._trouble_at < 0 or not self._is_frozen(step):
+        if self.trouble_at < 0 or not self._is_frozen(step):
             entry = self._make_entry(step)
-            self._entries.append(entry)
-            self._pending_bytes += entry.size_bytes
-        self._given, self._is_whole = [], True
+            self.entries.append(entry)
+            self.pending_bytes += entry.size_bytes
+        self.given, self.is_whole = [], True
         waited = now - self._flushed_at > _FLUSH_SECONDS
-        if (waited or self._pending_bytes > self._flush_bytes) and self._is_cheap():
+        is_due = waited or self.pending_bytes > self.flush_bytes
+        self.is_dear = is_due and not self._is_cheap()
+        if is_due and not self.is_dear:
             self._flush()
-        entries = self._entries
-        while entries and (self._pending_bytes > self._ring_bytes or len(entries) > self._keep_batches):
-            self._pending_bytes -= entries.popleft().size_bytes
+        self.stay_quiet(_DEAR_SECONDS if self.is_dear else self._flushed_at + _FLUSH_SECONDS - now)
+        entries = self.entries
+        while entries and (self.pending_bytes > self.ring_bytes or len(entries) > self.keep_batches):
+            self.pending_bytes -= entries.popleft().size_bytes
 
     def _make_entry(self, step: int) -> Entry:
-        return Entry(step, self._given, self._is_whole, sum(each.size_bytes for each in self._given))
+        return Entry(step, self.given, self.is_whole, sum(each.size_bytes for each in self.given))
 
     def _is_cheap(self) -> bool:
         """Whether writing every batch stays within the share; otherwise the last ones wait in memory."""
-        if self.recorder.flight.has_loader is False or not self._entries:
+        if self.recorder.flight.has_loader is False or not self.entries:
             return False
-        size = self._entries[-1].size_bytes
+        size = self.entries[-1].size_bytes
         seconds = max(_ENTRY_SECONDS + _BYTE_SECONDS * size, self._share * size / _BYTES_PER_SECOND)
-        return seconds < self._share * self.recorder.flight.step_seconds or self._trouble_at >= 0
+        return seconds < self._share * self.recorder.flight.step_seconds or self.trouble_at >= 0
 
     def _flush(self) -> None:
-        entries, self._entries, self._pending_bytes = list(self._entries), deque(), 0
+        entries, self.entries, self.pending_bytes = list(self.entries), deque(), 0
         self._flushed_at = perf_counter()
         if entries:
             self.writer.submit(lambda folder: self._write_batches(folder, entries))
@@ -340,11 +340,11 @@ class SnapshotLens:
         if given.kind == "call":
             data["site"] = given.name
         if given.random is not None:
-            data["random"] = pack_random(given.random, f"{name}.random", tensors)
+            data["random"] = pack_random(given.random.export(), f"{name}.random", tensors)
         if given.value is None:
             return data
         if given.is_changed():
-            self._clones = True
+            self.clones = True
             data["changed"] = True
         else:
             data["value"] = states.pack(given.value, name, tensors)
@@ -391,7 +391,7 @@ class SnapshotLens:
 
     def _is_frozen(self, step: int) -> bool:
         """After trouble nothing may push out the state from before it."""
-        return 0 <= self._trouble_at < step - _STEPS_AFTER_TROUBLE
+        return 0 <= self.trouble_at < step - _STEPS_AFTER_TROUBLE
 
     def _choose_period(self) -> int:
         if self.every is None or not self.taken:
@@ -431,7 +431,7 @@ class SnapshotLens:
         state.update(
             reason=self._asked,
             threads=torch.get_num_threads(),
-            has_data=bool(self._keep_batches),
+            has_data=bool(self.keep_batches),
         )
         self._asked, self._last, self._next = "", step, step
         # A replay from here begins with a step that can be compared in full.
@@ -472,14 +472,14 @@ class SnapshotLens:
         variables: dict[str, torch.Tensor] = {}
         if random is None:  # in the middle of a step the loop's variables are not those it began with
             state["names"], state["left_out"] = pack_names(
-                self.recorder.registry, variables, with_tensors=bool(self._keep_batches)
+                self.recorder.registry, variables, with_tensors=bool(self.keep_batches)
             )
         found = {"weights": weights, "optimizer": moments, "random": randoms, "names": variables}
-        if self._keep_batches and self._ahead:
+        if self.keep_batches and self.ahead:
             batches: dict[str, torch.Tensor] = {}
             state["ahead"] = [
                 states.pack(each.value, str(index), batches) if not each.is_changed() else {"as": True}
-                for index, each in enumerate(self._ahead)
+                for index, each in enumerate(self.ahead)
             ]
             found["ahead"] = batches
         return found, state
@@ -502,17 +502,17 @@ class SnapshotLens:
 
     def _note_trouble(self, kind: str, _name: str) -> None:
         """Something is bad for the first time. Before the optimizer's turn the state the step began with is there."""
-        if self._trouble_at >= 0 or self.off:
+        if self.trouble_at >= 0 or self.off:
             return
         recorder = self.recorder
-        self._trouble_at = recorder.step
+        self.trouble_at = recorder.step
         recorder.flight.look_at = 0
         if kind == "parameter" or not recorder.step:
             return
         random, buffers = recorder.flight.start_state()
-        batch = next((given for given in reversed(self._given) if given.kind == "batch"), None)
-        if batch is not None:
-            batch.random = random  # the step began when it had its batch
+        last = max((at for at, given in enumerate(self.given) if given.kind == "batch"), default=None)
+        if last is not None:  # the step began when it had its batch
+            self.given[last] = self.given[last]._replace(random=random)
         self._asked = f"{kind} went bad"
         self._take(recorder.step, random=random, buffers=buffers)
 
