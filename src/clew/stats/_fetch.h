@@ -23,34 +23,33 @@ static PyObject *get_part(PyObject *list, Py_ssize_t at)
     return PyTuple_Check(list) ? PyTuple_GetItem(list, at) : PyList_GetItem(list, at);
 }
 
-/* The indices of a list or tuple that are numbers. */
-static PyObject *flatten_list(PyObject *list)
+/* Pack those of some objects that are numbers; NULL where one is too large. */
+static PyObject *pack_numbers(PyObject *list, PyObject *single)
 {
-    Py_ssize_t size = PyObject_Size(list), count = 0, at = 0;
+    Py_ssize_t size = single ? 1 : PyObject_Size(list), count = 0;
+    int64_t numbers[MOST_INDICES];
     size = size < MOST_INDICES ? size : MOST_INDICES;
-    for (Py_ssize_t i = 0; i < size; i++)
-        count += PyLong_Check(get_part(list, i)) != 0;
-    PyObject *numbers = PyTuple_New(count);
-    for (Py_ssize_t i = 0; numbers && i < size && at < count; i++)
-        if (PyLong_Check(get_part(list, i)))
-            PyTuple_SetItem(numbers, at++, Py_NewRef(get_part(list, i)));
-    return numbers;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *part = single ? single : get_part(list, i);
+        if (PyLong_Check(part))
+            numbers[count++] = PyLong_AsLongLong(part);
+    }
+    return PyErr_Occurred() ? NULL : PyBytes_FromStringAndSize((char *)numbers, count * (Py_ssize_t)sizeof *numbers);
 }
 
-/* The indices that the next batch of an iterator is made of; NULL where they are not plain. */
-static PyObject *flatten_next(const Source *source)
+/* The indices that the next batch of an iterator is made of, as numbers of eight bytes: to hold on to objects would mean to
+   touch each of them again, a hundred steps of training later. NULL where they are not plain. */
+static PyObject *pack_next(const Source *source)
 {
     PyObject *index = PyList_Size(source->pending) > 0 ? PyList_GetItem(source->pending, 0) : Py_None;
     if (PyList_CheckExact(index) || PyTuple_CheckExact(index))
-        return flatten_list(index);
-    if (PyLong_Check(index))
-        return PyTuple_Pack(1, index);
-    return PyList_Check(index) || PyTuple_Check(index) ? NULL : PyTuple_New(0);
+        return pack_numbers(index, NULL);
+    return PyList_Check(index) || PyTuple_Check(index) ? NULL : pack_numbers(NULL, index);
 }
 
 static PyObject *describe_origin(const Gate *gate, const Source *source, PyObject *addresses)
 {
-    PyObject *indices = flatten_next(source), *position = indices ? PyLong_FromLong(source->position) : NULL, *origin = NULL;
+    PyObject *indices = pack_next(source), *position = indices ? PyLong_FromLong(source->position) : NULL, *origin = NULL;
     if (position)
         origin = make_named(PyTuple_GetItem(gate->lists, ORIGIN_TYPE),
                             PyTuple_Pack(4, source->name, position, indices, addresses));
@@ -104,19 +103,18 @@ static int keep_batch(const Gate *gate, Source *source, PyObject *batch)
     Course *course = (Course *)gate->course;
     Shelf *shelf = find_shelf(course);
     Kept kept = {NULL, NULL};
-    int64_t bytes = 0;
+    Weight weight = {.versions = PyList_New(0), .addresses = PyList_New(0)};
     int done = 0;
     if (shelf && !keeps_batches(shelf))
         shelf = NULL;
-    PyObject *versions = PyList_New(0), *addresses = PyFrozenSet_New(NULL);
-    if (versions && addresses && has_usual_place(course) && weigh_part(batch, versions, &bytes, addresses, 0))
-        kept.origin = describe_origin(gate, source, addresses);
+    if (weight.versions && weight.addresses && has_usual_place(course) && weigh_part(batch, &weight, 0))
+        kept.origin = describe_origin(gate, source, weight.addresses);
     if (kept.origin && shelf)
-        kept.given = describe_given(shelf, batch, versions, bytes);
+        kept.given = describe_given(shelf, batch, &weight);
     if (kept.origin && (kept.given || !shelf) && take_random(course->blocks, course->spare) && copy_buffers(course->buffers))
         done = put_batch(gate, source, shelf, batch, &kept) ? 1 : -1;
-    Py_XDECREF(versions);
-    Py_XDECREF(addresses);
+    Py_XDECREF(weight.versions);
+    Py_XDECREF(weight.addresses);
     Py_XDECREF(kept.origin);
     Py_XDECREF(kept.given);
     return done;

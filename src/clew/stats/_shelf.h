@@ -157,7 +157,7 @@ static PyObject *keep_random(const Shelf *shelf)
     PyObject *gauss = read_spare(shelf->spare), *before = gauss ? PyObject_GetAttr(shelf->spare, str_gauss) : NULL;
     int same = before ? PyObject_RichCompareBool(gauss, before, Py_EQ) : -1;
     for (int i = 0; same == 1 && i < 3; i++)
-        same = !memcmp((void *)(uintptr_t)block[i][0], (void *)(uintptr_t)block[i][1], (size_t)block[i][2]);
+        same = !has_moved((char *)(uintptr_t)block[i][0], (char *)(uintptr_t)block[i][1], (size_t)block[i][2]);
     PyObject *kept = same == 1 ? Py_NewRef(Py_None) : NULL;
     if (same == 0) {
         PyObject *state[3];
@@ -182,12 +182,13 @@ static int is_usual_shelf(const Shelf *shelf)
 }
 
 /* What is to be kept of a batch; NULL where that is not plain, perhaps with an error set. */
-static PyObject *describe_given(const Shelf *shelf, PyObject *batch, PyObject *versions, int64_t bytes)
+static PyObject *describe_given(const Shelf *shelf, PyObject *batch, const Weight *weight)
 {
     PyObject *random = keep_random(shelf), *given = NULL;
-    PyObject *size = random ? PyLong_FromLongLong(bytes + (random != Py_None ? RANDOM_BYTES : 0)) : NULL;
+    PyObject *size = random ? PyLong_FromLongLong(weight->bytes + (random != Py_None ? RANDOM_BYTES : 0)) : NULL;
     if (size)
-        given = make_named(shelf->given_type, PyTuple_Pack(6, str_batch, batch, str_nothing, random, versions, size));
+        given = make_named(shelf->given_type,
+                           PyTuple_Pack(6, str_batch, batch, str_nothing, random, weight->versions, size));
     Py_XDECREF(random);
     Py_XDECREF(size);
     return given;
@@ -203,11 +204,8 @@ static int hold(Shelf *shelf, PyObject *given)
 /* Whether what was given is surely as it was: 0 where the training has written into it, or it is not plain. */
 static int is_unchanged(PyObject *given)
 {
-    int64_t bytes = 0;
-    PyObject *versions = PyList_New(0);
-    int same = versions && weigh_part(PyTuple_GetItem(given, GIVEN_VALUE), versions, &bytes, NULL, 0) &&
-               PyObject_RichCompareBool(versions, PyTuple_GetItem(given, GIVEN_VERSIONS), Py_EQ) == 1;
-    Py_XDECREF(versions);
+    Weight weight = {.known = PyTuple_GetItem(given, GIVEN_VERSIONS)};
+    int same = weigh_part(PyTuple_GetItem(given, GIVEN_VALUE), &weight, 0) && weight.seen == PyList_Size(weight.known);
     PyErr_Clear();
     return same;
 }

@@ -2,32 +2,46 @@
 
    Includes nothing: it is a part of _kernel.c. */
 
+/* What the tensors of a value are told by, in order: versions to be listed and, unless that is NULL, the addresses of their
+   storages, or, where `known` is not NULL, versions to be compared with these and nothing else. */
+typedef struct {
+    PyObject *versions, *addresses, *known;
+    Py_ssize_t seen;
+    int64_t bytes;
+} Weight;
+
 /* Add where a tensor's storage lies: that of a slice of a batch is the batch's. 0 where that cannot be told. */
 static int add_address(PyObject *tensor, const Task *task, PyObject *addresses)
 {
     int64_t offset = ask_integer(ask_offset, tensor);
     if (PyErr_Occurred() || !task->count)
         return 0;
-    PyObject *address = PyLong_FromUnsignedLongLong((uintptr_t)task->data - (uint64_t)offset * type_width[task->type]);
-    int done = address && PySet_Add(addresses, address) == 0;
-    Py_XDECREF(address);
-    return done;
+    return append_number(addresses, (int64_t)(uintptr_t)task->data - offset * type_width[task->type]);
 }
 
-/* Add the version of every tensor inside a value, their bytes and, unless that is NULL, where their storages lie; 0 where a
-   tensor or a container is not a plain one. */
-static int weigh_part(PyObject *value, PyObject *versions, int64_t *bytes, PyObject *addresses, int depth)
+/* 0 where a tensor is not simply memory, or not at the version that is known. */
+static int weigh_tensor(PyObject *tensor, Weight *weight)
 {
     Task task;
     Layout layout;
+    int64_t version = read_version(tensor);
+    if (weight->known) {
+        PyObject *known = weight->seen < PyList_Size(weight->known) ? PyList_GetItem(weight->known, weight->seen++) : NULL;
+        return known && PyLong_AsLongLong(known) == version;
+    }
+    if (!read_tensor(tensor, 0, &task, &layout) || !append_number(weight->versions, version))
+        return 0;
+    weight->bytes += count_bytes(&task);
+    return !weight->addresses || add_address(tensor, &task, weight->addresses);
+}
+
+/* 0 where a tensor or a container inside a value is not a plain one. */
+static int weigh_part(PyObject *value, Weight *weight, int depth)
+{
     if (value == Py_None || PyUnicode_Check(value) || PyLong_Check(value) || PyFloat_Check(value))
         return 1;
-    if (is_plain_type(value)) {
-        int fine = read_tensor(value, 0, &task, &layout) && append_number(versions, read_version(value));
-        *bytes += fine ? count_bytes(&task) : 0;
-        fine = fine && (!addresses || add_address(value, &task, addresses));
-        return fine;
-    }
+    if (is_plain_type(value))
+        return weigh_tensor(value, weight);
     if (depth > MAX_DEPTH)
         return 0;
     int fine = PyTuple_CheckExact(value) || PyList_CheckExact(value) || PyDict_CheckExact(value);
@@ -36,11 +50,11 @@ static int weigh_part(PyObject *value, PyObject *versions, int64_t *bytes, PyObj
     PyObject *part;
     if (fine && PyDict_CheckExact(value))
         for (Py_ssize_t at = 0; fine && PyDict_Next(value, &at, NULL, &part);)
-            fine = weigh_part(part, versions, bytes, addresses, depth + 1);
+            fine = weigh_part(part, weight, depth + 1);
     else
         for (Py_ssize_t i = 0; fine && i < size; i++) {
             part = PyTuple_CheckExact(value) ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            fine = part && weigh_part(part, versions, bytes, addresses, depth + 1);
+            fine = part && weigh_part(part, weight, depth + 1);
         }
     return fine;
 }
@@ -51,13 +65,12 @@ PyDoc_STRVAR(weigh_doc, "weigh(value) -> tuple | None\n\n"
 
 static PyObject *weigh(PyObject *module, PyObject *value)
 {
-    int64_t bytes = 0;
+    Weight weight = {.versions = is_observed() ? NULL : PyList_New(0)};
     (void)module;
-    PyObject *versions = is_observed() ? NULL : PyList_New(0);
-    if (!versions || !weigh_part(value, versions, &bytes, NULL, 0)) {
-        Py_XDECREF(versions);
+    if (!weight.versions || !weigh_part(value, &weight, 0)) {
+        Py_XDECREF(weight.versions);
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    return Py_BuildValue("NL", versions, (long long)bytes);
+    return Py_BuildValue("NL", weight.versions, (long long)weight.bytes);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -21,7 +22,7 @@ from clew.model.schema import KIND_INDEX
 from clew.stats.readable import unheard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.recorder import Recorder
@@ -40,8 +41,13 @@ class _Origin(NamedTuple):
 
     loader: str
     position: int
-    indices: tuple[int, ...]
-    addresses: frozenset[int]
+    indices: tuple[int, ...] | bytes
+    """Packed where they were plain: of few batches they are needed."""
+    addresses: Collection[int]
+
+    def list_indices(self) -> tuple[int, ...]:
+        """Return the indices in the dataset of the samples that the batch was made of."""
+        return tuple(array("q", self.indices)) if isinstance(self.indices, bytes) else self.indices
 
 
 class _Source(Source):
@@ -201,7 +207,7 @@ class BatchLens:
                 mode=mode,
                 loader=origin.loader if origin else "",
                 position=origin.position if origin else -1,
-                indices=origin.indices if origin else (),
+                indices=origin.list_indices() if origin else (),
             )
         )
 
