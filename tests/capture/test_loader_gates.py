@@ -336,14 +336,10 @@ def test_an_exception_inside_a_dataset_goes_on_as_it_is(tmp_path, kind):
     assert quiet
 
 
-def test_ctrl_c_while_the_end_of_a_loader_is_told(tmp_path, monkeypatch):
-    training = Training(
-        iter(
-            DataLoader(
-                TensorDataset(torch.randn(SIZE * QUIET, 6), torch.ones(SIZE * QUIET).long()), batch_size=SIZE
-            )
-        )
-    )
+@pytest.mark.parametrize("when", ["on_exhausted", "on_end"])
+def test_ctrl_c_while_clew_is_at_work_reaches_the_user(tmp_path, when):
+    rows = torch.randn(SIZE * QUIET, 6)
+    training = Training(iter(DataLoader(TensorDataset(rows, torch.ones(len(rows)).long()), batch_size=SIZE)))
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -352,10 +348,13 @@ def test_ctrl_c_while_the_end_of_a_loader_is_told(tmp_path, monkeypatch):
         recorder = recorder_of(watch)
         for _ in range(QUIET):
             training.step()
-        monkeypatch.setattr(recorder, "on_exhausted", [interrupt])
+        phase = recorder.clock.phase
+        getattr(recorder, when).append(interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(training.batches)
+        getattr(recorder, when).remove(interrupt)
         assert not recorder.fetching
+        assert recorder.clock.phase == phase
 
 
 def test_modes_of_the_user_hear_what_they_hear_without_clew(tmp_path):

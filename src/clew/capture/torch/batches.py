@@ -90,9 +90,11 @@ class BatchLens:
             recorder = self.recorder
             if recorder.is_off() or recorder.fetching:
                 return original(iterator)
-            self._begin()
-            before = recorder.clock.switch(DATA)
+            before = recorder.clock.switch(CLEW)
+            recorder.fetching = True
             try:
+                self._begin()
+                recorder.clock.switch(DATA)
                 batch = original(iterator)
             except StopIteration:
                 self._finish(iterator)
@@ -124,8 +126,6 @@ class BatchLens:
     def _begin(self) -> None:
         """The next batch belongs to the next step: end the one whose optimizer has stepped."""
         recorder = self.recorder
-        recorder.fetching = True
-        before = recorder.clock.switch(CLEW)
         try:
             if not recorder.end_quietly():
                 with unheard():
@@ -138,8 +138,6 @@ class BatchLens:
                 recorder.flight.snapshots.await_batch()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._fail(error)
-        finally:
-            recorder.clock.switch(before)
 
     def _finish(self, iterator: Any, *batch: Any) -> None:
         """Keep the batch that an iterator has given, and where it came from; without one it has come to its end."""
