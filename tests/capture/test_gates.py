@@ -336,7 +336,16 @@ def test_gates_refuse_what_they_are_not_made_for():
         gates.KERNEL.LossGate(original=len, general=len, beat=object())
     with pytest.raises(TypeError, match="cannot create"):
         gates.KERNEL.GatedCall()
-    for kind in ("CallGate", "PassGate", "StepGate", "IdleGate", "LossGate", "FetchGate", "IndexGate"):
+    for kind in (
+        "CallGate",
+        "PassGate",
+        "StepGate",
+        "IdleGate",
+        "LookGate",
+        "LossGate",
+        "FetchGate",
+        "IndexGate",
+    ):
         with pytest.raises(TypeError, match="a gate needs 'original'"):
             getattr(gates.KERNEL, kind)()
 

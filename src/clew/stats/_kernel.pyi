@@ -300,6 +300,18 @@ class IdleGate:
     def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+class LookGate:
+    """A function that is torch's own while all these lists are empty."""
+
+    def __new__(
+        cls,
+        *,
+        original: Callable[..., Any],
+        general: Callable[..., Any],
+        lists: tuple[list[Any], ...],
+    ) -> LookGate: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 class FetchGate:
     """The method that gives a loader's next batch."""
 

@@ -249,15 +249,21 @@ static PyType_Spec step_gate_spec = {
 
 /* ---------------------------------------------------------------- what somebody may listen to */
 
+/* What is called at the moment: torch's own while all lists of listeners are empty. */
+static PyObject *choose_idle(const Gate *gate)
+{
+    int idle = 1;
+    for (Py_ssize_t i = 0; idle && i < PyTuple_Size(gate->lists); i++)
+        idle = is_empty(PyTuple_GetItem(gate->lists, i));
+    return idle ? gate->original : gate->general;
+}
+
 static PyObject *bind_idle(PyObject *self, PyObject *object, PyObject *type)
 {
     Gate *gate = (Gate *)self;
-    int idle = 1;
     if (!object || object == Py_None)
         return Py_NewRef(gate->general);
-    for (Py_ssize_t i = 0; idle && i < PyTuple_Size(gate->lists); i++)
-        idle = is_empty(PyTuple_GetItem(gate->lists, i));
-    return bind(idle ? gate->original : gate->general, object, type);
+    return bind(choose_idle(gate), object, type);
 }
 
 MAKES(make_idle_gate, ORIGINAL | GENERAL | LISTS)
@@ -273,6 +279,25 @@ static PyType_Slot idle_gate_slots[] = {
 
 static PyType_Spec idle_gate_spec = {
     "clew.stats._kernel.IdleGate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, idle_gate_slots,
+};
+
+static PyObject *call_idle(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    return PyObject_Call(choose_idle((Gate *)self), args, kwargs);
+}
+
+static PyType_Slot look_gate_slots[] = {
+    {Py_tp_doc, "LookGate(*, original, general, lists)\n\n"
+                "A function that is torch's own while all these lists are empty, and the general one otherwise."},
+    GATE_SLOTS(make_idle_gate),
+    {Py_tp_methods, function_methods},
+    {Py_tp_call, call_idle},
+    {Py_tp_getattro, ask_gate},
+    {0, NULL},
+};
+
+static PyType_Spec look_gate_spec = {
+    "clew.stats._kernel.LookGate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, look_gate_slots,
 };
 
 static PyObject *call_loss(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -320,7 +345,8 @@ static int add_gates(PyObject *module)
            add_type(module, "GatedCall", &gated_call_spec, &gated_call_type) &&
            add_type(module, "CallGate", &call_gate_spec, NULL) && add_type(module, "PassGate", &pass_gate_spec, NULL) &&
            add_type(module, "StepGate", &step_gate_spec, NULL) && add_type(module, "IdleGate", &idle_gate_spec, NULL) &&
-           add_type(module, "LossGate", &loss_gate_spec, NULL) && add_type(module, "FetchGate", &fetch_gate_spec, NULL) &&
+           add_type(module, "LookGate", &look_gate_spec, NULL) && add_type(module, "LossGate", &loss_gate_spec, NULL) &&
+           add_type(module, "FetchGate", &fetch_gate_spec, NULL) &&
            add_type(module, "IndexGate", &index_gate_spec, NULL);
 }
 

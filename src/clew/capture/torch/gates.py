@@ -153,6 +153,12 @@ class Gates:
             return general
         return self._kernel.IdleGate(original=original, general=general, lists=listeners)
 
+    def look(self, original: Function, general: Function, *, looks: list[Any]) -> Any:
+        """Return a function of torch that is looked at while there are looks."""
+        if self._kernel is None:
+            return general
+        return self._kernel.LookGate(original=original, general=general, lists=(looks,))
+
     def evaluate(self, original: Function, general: Function) -> Any:
         """Return a function of torch that is looked at while there are no gradients."""
         if self._kernel is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
+from clew.capture.torch.gates import Gates
 from clew.capture.torch.probe_functions import FunctionWatch
 from clew.capture.torch.probe_sensitive import find_extreme_dropout, list_spectral_vectors
 
@@ -46,9 +47,10 @@ class CallProbe:
         self._seen: dict[int, _Seen] = {}
         self._norms: dict[str, list[int]] = {}
         self._told: set[str] = set()
-        self._functions = FunctionWatch(
-            lambda error: recorder.guard.fault(error, "functions inside a root call", step=recorder.step)
-        )
+        self._functions = FunctionWatch(Gates(recorder), self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        self.recorder.guard.fault(error, "functions inside a root call", step=self.recorder.step)
 
     def install(self, patches: Patches) -> None:
         """Begin to look into calls."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from clew.capture.torch.gates import Gates
     from clew.capture.torch.patches import Patches
 
     Facts = dict[str, Any]
@@ -50,10 +51,13 @@ class _Thread(threading.local):
 class Look:
     """Looks into one root call, as a context manager around it."""
 
-    __slots__ = ("_tell", "_thread", "module", "parts")
+    __slots__ = ("_looks", "_tell", "_thread", "module", "parts")
 
-    def __init__(self, thread: _Thread, module: torch.nn.Module, tell: Callable[[Facts], None]) -> None:
+    def __init__(
+        self, thread: _Thread, looks: list[Look], module: torch.nn.Module, tell: Callable[[Facts], None]
+    ) -> None:
         self._thread = thread
+        self._looks = looks
         self._tell = tell
         self.module = module
         self.parts: dict[int, torch.nn.Module] = {}
@@ -61,9 +65,11 @@ class Look:
     def __enter__(self) -> None:
         self.parts = {id(part): part for part in self.module.modules()}
         self._thread.look = self
+        self._looks.append(self)
 
     def __exit__(self, *_: object) -> None:
         self._thread.look = None
+        self._looks.remove(self)
 
     def tell_dropout(self, name: str, probability: float) -> None:
         """Tell of a dropout that is on, unless a part of the model that was switched on itself has called it."""
@@ -103,8 +109,11 @@ class Look:
 class FunctionWatch:
     """The replaced functions; they look while a root call is looked into and are a mere call more otherwise."""
 
-    def __init__(self, fail: Callable[[Exception], None]) -> None:
+    def __init__(self, gates: Gates, fail: Callable[[Exception], None]) -> None:
         self._thread = _Thread()
+        self._looks: list[Look] = []
+        """Those of all threads."""
+        self._gates = gates
         self._fail = fail
 
     def install(self, patches: Patches) -> None:
@@ -117,7 +126,7 @@ class FunctionWatch:
 
     def look(self, module: torch.nn.Module, tell: Callable[[Facts], None]) -> Look:
         """Return a context manager for one root call; ``tell`` must not raise."""
-        return Look(self._thread, module, tell)
+        return Look(self._thread, self._looks, module, tell)
 
     def _replace(
         self, patches: Patches, owner: Any, name: str, see: Callable[[Look, tuple[Any, ...], Facts], None]
@@ -139,7 +148,7 @@ class FunctionWatch:
 
             return function
 
-        replace_function(patches, owner, name, make)
+        replace_function(patches, owner, name, make, functools.partial(self._gates.look, looks=self._looks))
 
 
 def replace_function(
