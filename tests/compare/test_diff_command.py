@@ -127,8 +127,9 @@ def train_from_loader(folder, name, *, seed=0, label=None, accumulate=1, size=4,
     inputs, targets = torch.randn(16, 4, generator=generator), torch.zeros(16, dtype=torch.int64)
     if label is not None:
         targets[label] = 1
+    given = targets if sees_targets else torch.arange(16)
     loader = DataLoader(
-        TensorDataset(inputs, targets),
+        TensorDataset(inputs, given),
         batch_size=size,
         shuffle=True,
         generator=torch.Generator().manual_seed(seed),
@@ -137,7 +138,7 @@ def train_from_loader(folder, name, *, seed=0, label=None, accumulate=1, size=4,
     seen = None if sees_targets else model
     with clew.watch(seen, out=str(folder), name=name, budget="off", doctor=False) as watch:
         for index, (x, y) in enumerate(loader):
-            criterion(model(x), y).backward()
+            criterion(model(x), y if sees_targets else targets[y]).backward()
             if (index + 1) % accumulate == 0:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -150,7 +151,7 @@ def train_from_loader(folder, name, *, seed=0, label=None, accumulate=1, size=4,
         ({"seed": 1}, "batch.0", "other samples were drawn (5, 1, 3, 7 in a"),
         ({"size": 8}, "batch.0", "4 samples in a and 8 in b"),
         ({"accumulate": 2}, "batch.0", "a step of run b takes more batches"),
-        ({"label": 5}, "criterion.batch.1", "made of the same samples"),
+        ({"label": 5}, "loader.1", "made of the same samples"),
     ],
     ids=["order", "size", "accumulation", "label"],
 )

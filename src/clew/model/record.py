@@ -30,7 +30,7 @@ class Where:
 class Site:
     """A place in the model: a module, one leaf of its output, a parameter, a buffer or a batch leaf.
 
-    ``role`` is one of ``module leaf parameter buffer batch loss``; ``type`` is the class name for a module
+    ``role`` is one of ``module leaf parameter buffer batch loader loss``; ``type`` is the class name for a module
     (``torch.nn.modules.linear.Linear``) and the dtype for a tensor. ``order`` is the position of the first
     execution, or -1 while it has not run. ``shape`` is the last shape seen. ``args`` are the plain attributes of a
     module (``eps=1e-05; elementwise_affine=True``), as they were when it was first seen.

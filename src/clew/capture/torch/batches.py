@@ -69,6 +69,8 @@ class BatchLens:
         self.recorder = recorder
         self.roots: Roots | None = None
         self._origins: deque[_Origin] = deque(maxlen=_KNOWN_BATCHES)
+        self._rest_of = (-1, 0)
+        """The step and the batch, one of those that are kept, whose further parts were measured last."""
         self._sources: dict[int, _Source] = {}
 
     def install(self, patches: Patches) -> None:
@@ -184,16 +186,33 @@ class BatchLens:
         """Measure the tensors given to a root that no gradient flows back to: the data."""
         recorder = self.recorder
         given = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+        addresses = set()
         for path, leaf in walk(given):
             if leaf.grad_fn is not None or recorder.registry.owns(leaf):
                 continue
-            site = self._site(entry, path)
-            ordinal = min(recorder.count(site, _KIND), MAX_CALLS - 1)
-            row = recorder.measure(leaf, site, KIND_BATCH | tag | ordinal)
-            self._keep(leaf, site=site, row=row, ordinal=ordinal, mode=int(bool(tag)))
+            addresses.add(_address(leaf))
+            self._measure(leaf, self._site(entry, path), tag)
+        self._record_rest(entry, addresses, tag)
 
-    def _keep(self, leaf: torch.Tensor, *, site: int, row: int, ordinal: int, mode: int) -> None:
+    def _record_rest(self, entry: ModuleEntry, given: set[int], tag: int) -> None:
+        """Measure what else is in the loader's last batch, labels say, if the root was given a part of that; once."""
         recorder = self.recorder
+        origin = self._origins[-1] if self._origins else None
+        if origin is None or (recorder.serial, id(origin)) == self._rest_of:
+            return
+        if not any(address in origin.addresses for address in given):
+            return
+        self._rest_of = (recorder.serial, id(origin))
+        for path, leaf in walk(recorder.flight.last_batch):
+            if leaf.grad_fn is None and _address(leaf) not in given:
+                root = recorder.sites[entry.site].root
+                site = recorder.sites.add(f"loader.{_trim(path) or 'batch'}", "loader", root=root)
+                self._measure(leaf, site, tag)
+
+    def _measure(self, leaf: torch.Tensor, site: int, tag: int) -> None:
+        recorder = self.recorder
+        ordinal = min(recorder.count(site, _KIND), MAX_CALLS - 1)
+        row = recorder.measure(leaf, site, KIND_BATCH | tag | ordinal)
         origin = self._find_origin(leaf)
         recorder.batches.append(
             Batch(
@@ -202,7 +221,7 @@ class BatchLens:
                 dtype=str(leaf.dtype).removeprefix("torch."),
                 fingerprint=row,
                 ordinal=ordinal,
-                mode=mode,
+                mode=int(bool(tag)),
                 loader=origin.loader if origin else "",
                 position=origin.position if origin else -1,
                 indices=origin.list_indices() if origin else (),
@@ -214,11 +233,15 @@ class BatchLens:
         return next((origin for origin in reversed(self._origins) if address in origin.addresses), None)
 
     def _site(self, entry: ModuleEntry, path: str) -> int:
-        path = path.removeprefix("[").replace("]", "", 1)
         root = self.recorder.sites[entry.site].root
         # A root without a prefix shows its class in brackets; its batch needs no owner either.
         owner = "" if entry.name.startswith("(") else f"{entry.name}."
-        return self.recorder.sites.add(f"{owner}batch.{path}", "batch", root=root)
+        return self.recorder.sites.add(f"{owner}batch.{_trim(path)}", "batch", root=root)
+
+
+def _trim(path: str) -> str:
+    """Return a path without the brackets of its first part."""
+    return path.removeprefix("[").replace("]", "", 1)
 
 
 def _address(tensor: torch.Tensor) -> int:
