@@ -99,7 +99,7 @@ def test_a_stretch_has_the_numbers_of_its_records(some):
     assert (np.diff(steps) >= 0).all()
 
 
-NAMES = st.sampled_from(["loss", "lr", "time.forward", "clew.recorded", "mine"])
+NAMES = st.sampled_from(["loss", "lr", "log.loss", "log.time.forward", "mine"])
 STEP = st.lists(st.tuples(NAMES, st.floats(-10, 10), st.integers(0, 2)), max_size=6)
 
 

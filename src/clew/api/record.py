@@ -19,8 +19,6 @@ from clew.errors import ClewError, UsageError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import torch
-
     from clew.capture.settings import Settings
     from clew.replay.stops import Stops
 
@@ -55,8 +53,11 @@ class Watch:
     ) -> None:
         self._recording.finish("complete" if error is None else "died", error=error)
 
-    def log(self, **numbers: float | torch.Tensor) -> None:
-        """Record numbers of the current step, such as ``accuracy=0.9``."""
+    def log(self, **numbers: Any) -> None:
+        """Record numbers of the current step, such as ``accuracy=0.9``: of Python or numpy, or tensors of one element.
+
+        A name that clew uses itself gets ``log.`` before it: ``run.log(loss=…)`` is kept as ``log.loss``.
+        """
         if self._is_watching:
             self._recording.session.log(**numbers)
 

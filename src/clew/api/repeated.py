@@ -109,7 +109,10 @@ class Standin:
             self._end("" if error is None else f"{type(error).__name__}: {error}")
 
     def log(self, **numbers: Any) -> None:
-        """Record nothing."""
+        """Record nothing; what would be an error in the recording is one here."""
+        from clew.capture.torch.logged import read_numbers
+
+        read_numbers(numbers)
 
     def pause(self) -> None:
         """Look away, as the recording did."""

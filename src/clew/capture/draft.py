@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clew.model.record import Batch, Column, Fault, Steps, Values
+    from clew.model.record import Batch, Column, Fault
     from clew.stats.rows import CutRows
 
 _NO_VALUES: Final = np.zeros((0, len(STAT_NAMES)))
@@ -113,7 +113,7 @@ def join(thin: Sequence[Parts]) -> Stretch:
             column[1].append(value)
     every = [parts[0] for parts in thin]
     steps = np.array(every, np.int64)
-    columns = {
+    columns: dict[tuple[str, int], Column] = {
         # A script may log a name several times a step.
         key: (steps if at == every else np.array(at, np.int64), np.array(values, np.float64))
         for key, (at, values) in taken.items()
@@ -122,19 +122,9 @@ def join(thin: Sequence[Parts]) -> Stretch:
     for name, values in zip(_TIMES, times, strict=True):
         if values.any():
             present = values != 0
-            _put(columns, name, steps if present.all() else steps[present], values[present])
-    _put(columns, _THINNED.name, steps, np.zeros(len(steps)))
+            columns[name, 0] = (steps if present.all() else steps[present], values[present])
+    columns[_THINNED.name, 0] = (steps, np.zeros(len(steps)))
     return Stretch(every[0], every[-1], columns)
-
-
-def _put(columns: dict[tuple[str, int], Column], name: str, steps: Steps, values: Values) -> None:
-    """Put a column of ours beside the others; what a script has logged by the same name stays."""
-    known = columns.get((name, 0))
-    if known is not None:
-        steps, values = np.concatenate((known[0], steps)), np.concatenate((known[1], values))
-        order = np.argsort(steps, kind="stable")
-        steps, values = steps[order], values[order]
-    columns[name, 0] = (steps, values)
 
 
 def _add_norms(values: NDArray[np.float64], rows: NDArray[np.intp]) -> float:

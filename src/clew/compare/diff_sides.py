@@ -247,7 +247,7 @@ def numbers_at(run: Run, step: int, *, rank: int = 0) -> dict[str, float]:
     """Return learning rates and the optimizer's other numbers as they stood at a step."""
     found: dict[str, float] = {}
     for name, series in run.scalars(rank=rank).items():
-        if not name.startswith(("group.", "lr")):
+        if not name.startswith("group.") and name.partition("[")[0] != "lr":
             continue
         until = int(np.searchsorted(series.steps, step, side="right"))
         if until:

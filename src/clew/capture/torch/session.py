@@ -12,6 +12,7 @@ from clew.capture import current
 from clew.capture.torch.backward import BackwardLens
 from clew.capture.torch.batches import BatchLens
 from clew.capture.torch.forward import ForwardLens
+from clew.capture.torch.logged import read_numbers
 from clew.capture.torch.optimizers import OptimizerLens
 from clew.capture.torch.patches import Patches
 from clew.capture.torch.policy import Policy
@@ -23,6 +24,7 @@ from clew.capture.torch.roots import Roots
 from clew.capture.torch.saved import SavedRegions
 from clew.capture.torch.scaling import ScalingLens
 from clew.capture.torch.uncompiled import Uncompiled
+from clew.model.scalar import name_logged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,6 +53,8 @@ class TorchSession:
         on_hit: Callable[[Finding], None] | None = None,
     ) -> None:
         self._annex = annex
+        self._tell = tell
+        self._renamed: set[str] = set()
         self.recorder = Recorder(settings, sink, tell=tell, on_step=on_step)
         self.recorder.note = self.note
         self.optimizers = OptimizerLens(self.recorder)
@@ -145,10 +149,16 @@ class TorchSession:
         self._patches.undo()
         self.recorder.asleep = True
 
-    def log(self, **numbers: float | torch.Tensor) -> None:
-        """Take numbers of this step, by name; they go into the record beside the loss."""
-        for name, value in numbers.items():
-            self.recorder.add_scalar(name, value)
+    def log(self, **numbers: Any) -> None:
+        """Take numbers of this step, by name; one whose name is clew's own is kept as ``log.NAME``, which is told."""
+        found = read_numbers(numbers)
+        renamed = [name for name in found if name_logged(name) != name and name not in self._renamed]
+        if renamed:
+            self._renamed.update(renamed)
+            listed = ", ".join(f"{name} as {name_logged(name)}" for name in renamed)
+            self._tell(f"clew: run.log keeps {listed}: clew records numbers of its own by that name")
+        for name, value in found.items():
+            self.recorder.add_scalar(name_logged(name), value)
 
     def _switch_off(self) -> None:
         self.recorder.asleep = True
