@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from clew.api.world import FAILED, World
+from clew.model.record import SEED_AT_START
 from clew.replay.exactness import COMPARED_KINDS, Recorded
 from clew.replay.process import Child, run_in_child
 from clew.replay.turns import compile_with_turns, follow_imports
@@ -148,7 +149,7 @@ def _set_stage(
     threads = info.hardware.get("threads")
     if isinstance(threads, int) and threads > 0 and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    seed = info.seeds.get("torch")
+    seed = info.seeds.get(SEED_AT_START, info.seeds.get("torch"))
     is_unseeded = isinstance(seed, int) and torch.initial_seed() != seed
     if is_unseeded:
         torch.manual_seed(seed)

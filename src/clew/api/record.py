@@ -114,12 +114,15 @@ def run_script(
     recording = Recording(
         settings, command=[target, *argv], title=title, is_script=True, is_module=module, stops=stops
     )
+    recording.seeds.start()
+    call_off_numpy = call_after_import("numpy.random", recording.seeds.watch_numpy)
     call_off = call_after_import("torch", lambda: _start_safely(recording))
     try:
         outcome = execute(program, argv)
         _await_threads()
     finally:
         call_off()
+        call_off_numpy()
     state = "died" if outcome.error is not None else "complete"
     recording.finish(state, exit_code=outcome.exit_code, error=outcome.error)
     if stops is not None and stops.post_mortem and outcome.error is not None:

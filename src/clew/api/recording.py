@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from clew.api.acting import choose_action
 from clew.api.folder import choose_folder, close_meeting, give_back
 from clew.capture import current, provenance
+from clew.capture.seeds import SeedWatch
 from clew.errors import ClewError
+from clew.model.record import SEED_AT_START
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +67,8 @@ class Recording:
         # The script may change its working directory, and forked copies of it come through here, too.
         self.folder = self._shown.absolute()
         self._pid = os.getpid()
+        self.seeds = SeedWatch()
+        """Sees the seeds that the script sets."""
         self._progress: Any = None
         self._info: RunInfo | None = None
         self._writer: Writer | None = None
@@ -109,6 +113,7 @@ class Recording:
         from clew.capture.crash import CrashWatch
         from clew.capture.ending import Ending
         from clew.capture.torch.crash_worker import WorkerStacks
+        from clew.capture.torch.first_step import FirstStep
         from clew.capture.torch.session import TorchSession
         from clew.model.sink import Tee
         from clew.store.notes import NoteFile
@@ -124,8 +129,9 @@ class Recording:
             watch=self._watch,
             obstacle=self._obstacle,
             torch=torch.__version__,
-            seeds={"torch": torch.initial_seed()},
+            seeds={SEED_AT_START: torch.initial_seed()},
         )
+        self.seeds.start()
         self._info.hardware["threads"] = torch.get_num_threads()
         self._status = self._make_status()
         self._progress = Progress()
@@ -161,11 +167,26 @@ class Recording:
             self._session, self._writer.rank_folder, self.settings, tell=self.tell
         )
         self._session.recorder.spent_elsewhere = self._add_up_threads
+        self._session.add_lens(FirstStep(self._session.recorder, self._take_seeds))
         self._session.start()
         self._stopping = self._make_stopping()
         self._stopping.start()
         self._ending = Ending(self._save, self._leave, tell=self._tell_end)
         self._ending.start()
+
+    def _take_seeds(self) -> None:
+        """The first step is under way, or there was none: what is seeded by now are the seeds of the run."""
+        if self.seeds.is_over or self._info is None or self._writer is None:
+            return
+        import torch
+
+        self.seeds.is_over = True
+        seed, found = torch.initial_seed(), dict(self._info.seeds)
+        # Before clew.watch the script may have seeded torch; a script under clew run cannot have.
+        if seed != found[SEED_AT_START] or not self._is_script:
+            found["torch"] = seed
+        self._info.seeds = {**found, **self.seeds.found}
+        self._writer.update_info(self._info)
 
     def _add_up_threads(self) -> float:
         """Return the seconds that clew's own threads have taken."""
@@ -182,6 +203,7 @@ class Recording:
         if self._session is not None:
             self._session.abandon()
             current.pop(self._session)
+        self.seeds.stop()
         if self._writer is not None:
             with contextlib.suppress(Exception):
                 self._writer.close("died")
@@ -252,6 +274,8 @@ class Recording:
         session, doctor, explaining = self._session, self._doctor, self._explaining
         self._attempt(
             lambda: session.finish(was_cut_off=error is not None or was_quit),
+            self._take_seeds,
+            self.seeds.stop,
             lambda: self._snapshots.close() if self._snapshots is not None else None,
             lambda: doctor.close(state, exit_code) if doctor is not None else None,
             lambda: self._note_end(error),
@@ -375,6 +399,7 @@ class Recording:
         self.tell(words)
 
     def _finish_unstarted(self) -> None:
+        self.seeds.stop()
         give_back(self.folder)
         if self._is_script and "torch" not in sys.modules:
             self.tell("clew: the script never imported torch; nothing was recorded")

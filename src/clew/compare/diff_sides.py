@@ -9,6 +9,7 @@ import numpy as np
 
 from clew.compare.align import Alignment, Pair, align
 from clew.compare.tolerance import loosest, tolerance_of
+from clew.model.record import SEED_AT_START
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -266,5 +267,7 @@ def differing_numbers(sides: Sides, step: int, *, rank: int = 0) -> dict[str, tu
 
 def differing_seeds(sides: Sides) -> tuple[Any, Any] | None:
     """Return the seeds of both runs when both are known and differ."""
-    a, b = (run.info.seeds.get("torch") for run in (sides.a, sides.b))
+    a, b = (
+        seeds.get("torch", seeds.get(SEED_AT_START)) for seeds in (sides.a.info.seeds, sides.b.info.seeds)
+    )
     return (a, b) if a is not None and b is not None and a != b else None

@@ -50,6 +50,9 @@ class Site:
     args: str = ""
 
 
+SEED_AT_START: Final = "torch_at_start"
+"""Torch's seed when the recording began: one that torch drew by itself, unless the script had seeded it already."""
+
 new_tuple: Final = tuple.__new__
 """Makes a named tuple without running Python, as the class's own way of making one does."""
 
@@ -157,5 +160,6 @@ class RunInfo:
     packages: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     seeds: dict[str, Any] = field(default_factory=dict)
+    """What the script has seeded by its first step: ``torch``, ``random``, ``numpy``; and ``SEED_AT_START``."""
     environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

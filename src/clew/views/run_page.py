@@ -21,6 +21,7 @@ from clew.views.health import ORDINARY, Examination, SiteHealth, Trouble, examin
 from clew.views.no_step import NO_STEP
 from clew.views.number import format_integer, format_share
 from clew.views.run_list import STATE_TONES, shorten_problem
+from clew.views.seed import say_seeds
 
 if TYPE_CHECKING:
     from clew.model.record import RunInfo
@@ -83,6 +84,7 @@ def _describe(run: Run) -> KeyValues:
         ("steps", Cell(_say_steps(run))),
         ("versions", Cell(_say_versions(info))),
         ("git", Cell(_say_git(info))),
+        ("seeds", Cell(say_seeds(info))),
         ("sites", Cell(len(run.sites), format="integer")),
         ("record", Cell(run.size_bytes, format="bytes")),
     ]
