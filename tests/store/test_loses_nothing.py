@@ -18,6 +18,7 @@ from clew.errors import StoreFull, UsageError
 from clew.model.record import RunInfo
 from clew.query import Run
 from clew.store.layout import claim_folder, folder_bytes
+from clew.store.summary import read_summary
 from clew.store.writer import Writer
 from clew.testing.runs import ROWS, make_record, make_run, make_sites
 
@@ -113,8 +114,15 @@ def test_a_full_disk_stops_recording_with_one_notice(small_disk):
     assert run.state == "complete"
     assert len(run.steps) > 100
     assert run.steps.tolist() == list(range(len(run.steps)))
-    assert any("the disk is full" in problem for problem in run.problems)
-    assert any(fault.where == "store" for fault in run.faults())
+    (problem,) = run.problems
+    assert problem.startswith(
+        f"recording stopped early: the disk is full: nothing more is recorded after step {run.last_step:,}"
+    )
+    assert problem.endswith("make room there, or record elsewhere with --out")
+    assert run.faults() == []
+    assert read_summary(small_disk / "run", 0).steps == len(run.steps)
+    assert run.scalars()["loss"].steps.tolist() == run.steps.tolist()
+    assert sorted({*run.stats(columns=["l2"])["step"].tolist()}) == run.steps.tolist()
 
 
 def test_a_file_that_may_not_grow_stops_recording_and_stays_readable(tmp_path):
@@ -149,6 +157,8 @@ def test_a_quota_holds_and_the_loss_curve_goes_on_a_little(tmp_path):
     last = int(run.stats(columns=["l2"])["step"][-1])
     assert last > 100
     assert run.last_step > last
+    assert f"only scalars are recorded from now on, after step {last:,}" in run.problems[0]
+    assert run.faults() == []
 
 
 def test_a_quota_holds_where_much_is_written_at_once(tmp_path):

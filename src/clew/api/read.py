@@ -107,7 +107,7 @@ def _summarise(folder: Path) -> RunSummary:
         command=tuple(info.command),
         ranks=len(ranks),
         exit_code=info.exit_code,
-        problem=problem or manifest.stopped,
+        problem=problem or manifest.stopped or manifest.limited,
     )
 
 

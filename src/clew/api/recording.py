@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from dataclasses import asdict, replace
@@ -157,6 +158,7 @@ class Recording:
             on_hit=self._on_hit,
         )
         self._writer.before_flush = self._session.recorder.hand_over_if_free
+        self._writer.on_stop = functools.partial(self._stop_others, notes)
         if self._doctor is not None:
             self._doctor.guard = self._session.recorder.guard
             self._doctor.on_hit = self._session.policy.take_hit if self.settings.on_hit != "log" else None
@@ -187,6 +189,13 @@ class Recording:
             found["torch"] = seed
         self._info.seeds = {**found, **self.seeds.found}
         self._writer.update_info(self._info)
+
+    def _stop_others(self, notes: NoteFile, reason: str) -> None:
+        """The record has no more room: whatever else is kept beside it stops growing, too."""
+        notes.stop(reason)
+        if self._snapshots is not None:
+            self._snapshots.writer.stop("the recording has ended")
+            self._snapshots.off = self._snapshots.off or "taken until the recording ended"
 
     def _add_up_threads(self) -> float:
         """Return the seconds that clew's own threads have taken."""
@@ -324,7 +333,9 @@ class Recording:
     def _note_end(self, error: BaseException | None) -> None:
         assert self._info is not None  # start() has made both
         assert self._writer is not None
+        self._writer.flush()  # what is on record is part of the notes
         self._info.notes = self._closing_notes(error)
+        self._info.trained_steps = self.session.recorder.ended
         self._info.ended = provenance.now()
         self._writer.update_info(self._info)
 
@@ -359,13 +370,12 @@ class Recording:
         schedule = recorder.schedule
         notes = [f"not seen: {site}: {why}" for site, why in recorder.unseen.items()]
         notes += recorder.sites.tell_unmatched() + self.session.policy.tell_all()
-        notes += self._snapshots.describe() if self._snapshots is not None else []
-        if schedule.thinned:
+        is_short = self._writer is not None and bool(self._writer.stopped)  # which is told for itself
+        notes += self._snapshots.describe() if self._snapshots is not None and not is_short else []
+        if schedule.thinned and not is_short:
+            full, why = self._count_full()
             total = schedule.recorded + schedule.thinned
-            how = (
-                f"budget {self.settings.budget:.0%}" if schedule.every is None else f"every {schedule.every}"
-            )
-            notes.append(f"thinned: {schedule.recorded} of {total} steps recorded in full ({how})")
+            notes.append(f"thinned: {full} of {total} steps recorded in full ({why})")
         if self._end_word:
             notes.append(f"ended by {self._end_word}")
         if error is not None:
@@ -373,6 +383,19 @@ class Recording:
 
             notes.append(f"ended by {type(error).__name__}: {read_message(error)}")
         return notes
+
+    def _tell_stop(self) -> list[str]:
+        """Say why the record is shorter than the training, if it is."""
+        reason = (self._writer.stopped or self._writer.limited) if self._writer is not None else ""
+        return [f"recording stopped early: {reason}"] if reason else []
+
+    def _count_full(self) -> tuple[int, str]:
+        """Return how many steps were recorded in full, and what decided that."""
+        schedule, writer = self.session.recorder.schedule, self._writer
+        if writer is not None and (writer.limited or writer.stopped):
+            return writer.summary.full, "quota"
+        how = f"budget {self.settings.budget:.0%}" if schedule.every is None else f"every {schedule.every}"
+        return schedule.recorded, how
 
     def _say_goodbye(self) -> None:
         if not self._is_script:
@@ -387,13 +410,16 @@ class Recording:
             self._shown,
             steps=recorder.ended,
             rest=recorder.rest,
-            recorded_steps=recorder.schedule.recorded,
+            kept_steps=self._writer.summary.steps
+            if self._writer is not None and self._writer.stopped
+            else None,
+            recorded_steps=self._count_full()[0],
             loss=recorder.last_loss,
             worst_site=self._progress.worst,
             cost_share=self._progress.cost_share,
             size_bytes=folder_bytes(self.folder),
             faults=recorder.guard.total,
-            remarks=recorder.sites.tell_unmatched() + self.session.policy.tell_all(),
+            remarks=[*self._tell_stop(), *recorder.sites.tell_unmatched(), *self.session.policy.tell_all()],
             findings=summarise(diagnosis.findings) if diagnosis is not None else (),
         )
         self.tell(words)

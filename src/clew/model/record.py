@@ -163,3 +163,5 @@ class RunInfo:
     """What the script has seeded by its first step: ``torch``, ``random``, ``numpy``; and ``SEED_AT_START``."""
     environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    trained_steps: int | None = None
+    """How many steps the training had in all, known at its end; a full disk or a quota leaves fewer on record."""

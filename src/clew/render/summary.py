@@ -24,6 +24,7 @@ def format_summary(
     *,
     steps: int,
     rest: str = "",
+    kept_steps: int | None = None,
     recorded_steps: int | None = None,
     loss: float | None = None,
     worst_site: str = "",
@@ -35,6 +36,7 @@ def format_summary(
 ) -> str:
     """Return the summary of an ended run; each line starts with ``clew:`` to tell it from the script's.
 
+    ``kept_steps`` is how many are on record where that ended early, ``recorded_steps`` how many of them in full.
     ``rest`` is what was recorded after the last step, an ``evaluation`` or a ``step`` that did not end, or empty.
     ``worst_site`` is a site with what is wrong there, such as ``fc1 (NaN in grad at step 12)``, or empty; ``remarks``
     say what clew did on request, ``findings`` what the doctor found.
@@ -42,8 +44,10 @@ def format_summary(
     size = [format_bytes(size_bytes)] if size_bytes is not None else []
     lines = ["recorded " + ", ".join([str(path), *size])]
     facts = [_count(steps, "step") + _REST[rest]]
-    if recorded_steps is not None and recorded_steps < steps:
-        facts.append(f"{format_integer(recorded_steps)} of them in full")
+    if kept_steps is not None and kept_steps < steps:
+        facts.append(f"{format_integer(kept_steps)} of them on record")
+    if recorded_steps is not None and recorded_steps < (steps if kept_steps is None else kept_steps):
+        facts.append(f"{format_integer(recorded_steps)} {'of them ' if kept_steps is None else ''}in full")
     facts += [f"last loss {format_number(loss)}"] if loss is not None else []
     if cost_share is not None:
         is_short = steps < _SHORT_RUN and cost_share > _NOTICEABLE

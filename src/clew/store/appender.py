@@ -43,6 +43,7 @@ class Appender:
         self._generation = 0
         self._descriptor = -1
         self._size = self._rows = self._batches = 0
+        self._before: tuple[int, int, int] | None = None
 
     @property
     def tail_bytes(self) -> int:
@@ -65,6 +66,7 @@ class Appender:
             path = layout.tail_path(self.folder, self._generation)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
             self._write(tail.tail_header(schema))
+        self._before = (self._size, self._rows, self._batches)
         self._write(data)
         self._rows += len(columns["step"])
         self._batches += 1
@@ -72,6 +74,13 @@ class Appender:
             self.rotate()
         elif self._batches >= MERGE_AFTER:
             self._merge_tail()
+
+    def take_back(self) -> None:
+        """Take the last batch back, unless the tail has been ended or rewritten since: another table has no room."""
+        if self._descriptor >= 0 and self._before is not None:
+            self._size, self._rows, self._batches = self._before
+            self._before = None
+            os.ftruncate(self._descriptor, self._size)
 
     def _write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
@@ -91,6 +100,7 @@ class Appender:
         self._waiting.append((self._generation, self._size))
         self._generation += 1
         self._size = self._rows = self._batches = 0
+        self._before = None
 
     def release(self) -> None:
         """Close the growing tail's file without touching what is in it."""
@@ -114,6 +124,7 @@ class Appender:
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
         self._batches = 1
+        self._before = None
 
     def seal_waiting(self) -> None:
         """Seal every finished tail, oldest first; what fails stays a tail and OSError goes on."""

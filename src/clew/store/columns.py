@@ -167,3 +167,9 @@ def _batch_columns(records: Sequence[StepRecord]) -> Columns:
         "position": np.array([batch.position for batch in batches], np.int64),
         "indices": [list(batch.indices) for batch in batches],
     }
+
+
+def unmark(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return scalars of steps as if none had been recorded in full: their statistics are left out."""
+    marks = [name == "clew.recorded" for name in rows["name"]]
+    return {**rows, "value": np.where(marks, 0.0, rows["value"])}

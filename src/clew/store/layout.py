@@ -114,9 +114,14 @@ def claim_folder(root: Path | str, name: str) -> Path:
             raise unwritable(folder, error) from error
 
 
+def is_full(error: OSError) -> bool:
+    """Return whether there is no room for what was to be written."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def unwritable(path: Path, error: OSError) -> StoreFull:
     """Return the error for a run folder that cannot be created or opened for writing."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         advice = "make room on that disk, or choose another one with --out"
     else:
         advice = "choose a folder you may write to with --out, or change its permissions"

@@ -37,6 +37,9 @@ class Manifest:
     format: int = FORMAT_VERSION
     process: Process = field(default_factory=Process)
     stopped: str = ""
+    """Why nothing more was recorded, if so."""
+    limited: str = ""
+    """Why only scalars were, if so."""
 
 
 def write_atomic(path: Path, text: str, *, sync: bool = False) -> None:
@@ -61,6 +64,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         **asdict(manifest.info),
         "process": asdict(manifest.process),
         "stopped": manifest.stopped,
+        "limited": manifest.limited,
     }
     path = layout.manifest_path(folder, manifest.info.rank)
     write_atomic(path, json.dumps(content, indent=1, default=str) + "\n", sync=True)
@@ -83,6 +87,7 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
         format=content["format"],
         process=typed.make(Process, content.get("process", {})),
         stopped=str(content.get("stopped", "")),
+        limited=str(content.get("limited", "")),
     )
 
 

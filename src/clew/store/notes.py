@@ -31,6 +31,10 @@ class NoteFile:
         self._lock = threading.Lock()
         self.problem = ""
 
+    def stop(self, reason: str) -> None:
+        """Write nothing more."""
+        self.problem = self.problem or reason
+
     def add_note(self, step: int, kind: str, data: dict[str, Any]) -> None:
         """Append something that happened in a step."""
         self.add_notes([{"step": step, "kind": kind, **data}])

@@ -219,8 +219,8 @@ class RankReader:
             reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
             self._note(f"{path.relative_to(self.folder)} is {reason}: what ran is not known")
             return Manifest(RunInfo(self.folder.name, rank=self.rank, state="died"))
-        if manifest.stopped:
-            self._note(f"recording stopped early: {manifest.stopped}")
+        if manifest.stopped or manifest.limited:
+            self._note(f"recording stopped early: {manifest.stopped or manifest.limited}")
         return manifest
 
     def _read_sites(self) -> list[Site]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from clew.errors import CheckpointBroken
-from clew.store.layout import folder_bytes
+from clew.store.layout import folder_bytes, is_full
 from clew.store.manifest import write_atomic
 from clew.store.tensors import read_tensors, write_tensors
 
@@ -133,10 +133,16 @@ class SnapshotFolder:
         final = self._folder / f"step-{step:06d}"
         partial = final.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name, (arrays, dtypes) in files.items():
-            write_tensors(partial / f"{name}.safetensors", arrays, dtypes=dtypes)
-        write_atomic(partial / STATE, json.dumps({"step": step, **state}))
+        try:
+            partial.mkdir(parents=True)
+            for name, (arrays, dtypes) in files.items():
+                write_tensors(partial / f"{name}.safetensors", arrays, dtypes=dtypes)
+            write_atomic(partial / STATE, json.dumps({"step": step, **state}))
+        except OSError:
+            shutil.rmtree(
+                partial, ignore_errors=True
+            )  # on a full disk it takes the room of what matters more
+            raise
         _remove(final)
         partial.rename(final)
         self._make_room()
@@ -229,6 +235,10 @@ class SnapshotWriter:
             self._thread = threading.Thread(target=self._work, name="clew-snapshot", daemon=True)
             self._thread.start()
 
+    def stop(self, reason: str) -> None:
+        """Write nothing more, not even what is waiting: the record has come to its end before the training."""
+        self.stopped = self.stopped or f"no more snapshots: {reason}"
+
     def wait(self) -> None:
         """Return when all that was submitted is written."""
         if os.getpid() == self._pid and self._thread is not None:
@@ -258,9 +268,15 @@ class SnapshotWriter:
                 if not self.stopped:
                     job(self.folder)
             except Exception as error:  # noqa: BLE001 - a fault of clew or of the disk must not reach the training
-                self.stopped = f"no more snapshots: {type(error).__name__}: {error}"
-                self._tell(f"clew: {self.stopped}")
+                if not self.stopped:
+                    self.stop(_say(error))
+                    self._tell(f"clew: {self.stopped}")
             self.cpu_seconds += time.thread_time() - before
             with self._gate:
                 self._is_busy = False
                 self._gate.notify_all()
+
+
+def _say(error: Exception) -> str:
+    is_no_room = isinstance(error, OSError) and is_full(error)
+    return "the disk is full" if is_no_room else f"{type(error).__name__}: {error}"

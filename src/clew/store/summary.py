@@ -21,30 +21,35 @@ _PARTIAL: Final = ("clew.partial", 0)
 
 @dataclass(slots=True)
 class Summary:
-    """How far a rank has come: steps that ended, the last one with a record, rows, the last loss."""
+    """How far a rank has come: steps that ended, those with statistics, the last with a record, rows, the last loss."""
 
     steps: int = 0
+    full: int = 0
     first_step: int = -1
     last_step: int = -1
     rows: int = 0
     loss: float | None = None
 
-    def add(self, records: Iterable[StepRecord | Stretch]) -> None:
-        """Count more steps."""
+    def add(self, records: Iterable[StepRecord | Stretch], *, with_rows: bool = True) -> None:
+        """Count more steps, which were written with their statistics or without."""
         for record in records:
             if isinstance(record, Stretch):
                 self._add_stretch(record)
                 continue
-            is_partial = False
+            is_partial = is_full = False
             for name, value, _ in record.scalars:
                 if name == "loss":
                     self.loss = float(value)
                 elif name == "clew.partial":
                     is_partial = True
-            self.steps += record.step != self.last_step and not is_partial
+                elif name == "clew.recorded":
+                    is_full = with_rows and bool(value)
+            is_step = record.step != self.last_step and not is_partial
+            self.steps += is_step
+            self.full += is_step and is_full
             self.first_step = record.step if self.first_step < 0 else self.first_step
             self.last_step = record.step
-            self.rows += len(record)
+            self.rows += len(record) if with_rows else 0
 
     def _add_stretch(self, stretch: Stretch) -> None:
         losses = {

@@ -172,11 +172,15 @@ def write_tensors(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name in names:
-            file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for name in names:
+                file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _code(name: str, array: NDArray[Any], declared: str | None) -> str:

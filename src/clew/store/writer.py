@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -64,6 +63,10 @@ class Writer:
         self.folder = Path(folder)
         self.rank_folder = layout.rank_folder(self.folder, info.rank)
         self.stopped = ""
+        self.limited = ""
+        """Why only numbers of steps are recorded any more, if so."""
+        self.on_stop: Callable[[str], None] | None = None
+        """Called with the reason when nothing more is recorded, from any thread: others write into the folder too."""
         self.before_flush: Callable[[], None] | None = None
         """Called by the writing thread before it writes: whoever holds records back hands them over now."""
         self.cpu_seconds = 0.0
@@ -78,9 +81,10 @@ class Writer:
         self._sites_written = 0.0
         self._pending: list[StepRecord | Stretch] = []
         self._pending_bytes = 0
-        self._summary = Summary()
+        self.summary = Summary()
+        """What of the training is on record so far."""
         self._other_bytes, self._others_seen = 0, 0.0
-        self._is_closed = self._is_thin = False
+        self._is_closed = False
         self._gate = threading.Condition()
         self._io = threading.RLock()
         self._sealer: threading.Thread | None = None
@@ -225,10 +229,12 @@ class Writer:
         ended = self._info.ended or time.strftime("%Y-%m-%dT%H:%M:%S%z")
         code = self._info.exit_code if exit_code is None else exit_code
         info = replace(self._info, state=state, exit_code=code, ended=ended)
-        manifest = replace(self._manifest, info=info, stopped=self.stopped)
-        self._attempt(lambda: write_manifest(self.folder, manifest))
+        self._attempt(lambda: write_manifest(self.folder, self._complete_manifest(info)))
         with contextlib.suppress(OSError):
             (self.rank_folder / layout.LOCK).unlink(missing_ok=True)
+
+    def _complete_manifest(self, info: RunInfo) -> Manifest:
+        return replace(self._manifest, info=info, stopped=self.stopped, limited=self.limited)
 
     def _close_at_exit(self) -> None:
         self.close("died")
@@ -264,7 +270,7 @@ class Writer:
         self._write_sites()
         if self._info_changed:
             self._info_changed = False
-            self._manifest = replace(self._manifest, info=self._info)
+            self._manifest = self._complete_manifest(self._info)
             write_manifest(self.folder, self._manifest)
         if not records or self.stopped:
             return
@@ -276,13 +282,35 @@ class Writer:
         self._start_sealing()
 
     def _append(self, records: list[StepRecord | Stretch]) -> None:
+        """Append records, as many of the first ones as there is room for."""
         if self.stopped:
             return
-        for name, rows in columns.columns_of(records).items():
-            if len(rows["step"]) and not (name == "stats" and self._is_thin):
-                self._tables[name].append(rows)
-        self._summary.add(records)
+        try:
+            self._append_whole(records)
+        except OSError:
+            if len(records) == 1:
+                raise
+            half = len(records) // 2
+            self._append(records[:half])
+            self._append(records[half:])
+            return
+        self.summary.add(records, with_rows=not self.limited)
         self._hold_quota()
+
+    def _append_whole(self, records: list[StepRecord | Stretch]) -> None:
+        """Append records to all tables; where one has no room, none of them has any of it."""
+        grown: list[Appender] = []
+        try:
+            for name, rows in columns.columns_of(records).items():
+                if not len(rows["step"]) or (name == "stats" and self.limited):
+                    continue
+                is_unmarked = name == "scalars" and self.limited
+                self._tables[name].append(columns.unmark(rows) if is_unmarked else rows)
+                grown.append(self._tables[name])
+        except OSError:
+            for table in grown:
+                table.take_back()
+            raise
 
     def _portion(self, records: list[StepRecord | Stretch]) -> list[list[StepRecord | Stretch]]:
         """Return the records in portions that each are small against the quota, which is looked at after each."""
@@ -311,7 +339,7 @@ class Writer:
         self._sites_written = now
 
     def _write_summary(self) -> None:
-        write_atomic(self.rank_folder / layout.SUMMARY, json.dumps(asdict(self._summary)))
+        write_atomic(self.rank_folder / layout.SUMMARY, json.dumps(asdict(self.summary)))
 
     def _write_faults(self, faults: list[Fault]) -> None:
         if faults:
@@ -352,13 +380,19 @@ class Writer:
         if used >= 0.9 * self._quota and any(table.is_waiting for table in self._tables.values()):
             self._seal()  # which makes room
             used = self._measure_use(self._quota)
+        much = f"the quota of {self._quota:,} bytes is"
         if used >= self._quota:
-            self._stop(f"the quota of {self._quota:,} bytes is used up: nothing more is recorded")
-        elif used >= 0.9 * self._quota and not self._is_thin:
-            self._is_thin = True
-            self._tell(
-                f"the quota of {self._quota:,} bytes is nearly used up: only scalars are recorded from now on"
+            self._stop(f"{much} used up: nothing more is recorded {self._say_since()}; {_LESS}")
+        elif used >= 0.9 * self._quota and not self.limited:
+            self.limited = (
+                f"{much} nearly used up: only scalars are recorded from now on, {self._say_since()}; {_LESS}"
             )
+            self._info_changed = True
+            self._tell(self.limited)
+
+    def _say_since(self) -> str:
+        step = self.summary.last_step
+        return f"after step {step:,}" if step >= 0 else "from the first step on"
 
     def _measure_use(self, quota: int) -> float:
         own = sum(table.sealed_bytes + SEAL_FACTOR * table.tail_bytes for table in self._tables.values())
@@ -380,10 +414,10 @@ class Writer:
         try:
             action()
         except OSError as error:
-            reason = (
-                "the disk is full" if error.errno in _FULL else f"the run folder cannot be written ({error})"
+            self._stop(
+                f"{_say_trouble(error)}: nothing more is recorded {self._say_since()}; what was written stays "
+                "readable; make room there, or record elsewhere with --out"
             )
-            self._stop(f"{reason}: nothing more is recorded; what was written stays readable")
         except Exception as error:  # noqa: BLE001 - a fault of clew must never reach the training
             what = (
                 f"clew failed to write the record ({type(error).__name__}: {error}): nothing more is recorded"
@@ -396,16 +430,21 @@ class Writer:
                 return
             self.stopped = reason
             self._pending, self._pending_bytes = [], 0
+            self._info_changed = True  # the next flush, or the end, writes why
             self._gate.notify_all()
         with contextlib.suppress(OSError):
             (self.rank_folder / layout.RESERVE).unlink(missing_ok=True)
-        self._tell(reason, trace)
+        if trace:  # a full disk and a quota are no faults of clew
+            with contextlib.suppress(OSError):
+                self._write_faults([Fault(self.summary.last_step, "store", reason, trace)])
+        if self.on_stop is not None:
+            with contextlib.suppress(Exception):
+                self.on_stop(reason)
+        self._tell(reason)
 
-    def _tell(self, reason: str, trace: str = "") -> None:
+    def _tell(self, reason: str) -> None:
         _log.warning("%s: %s", self.rank_folder, reason)
-        fault = Fault(self._summary.last_step, "store", reason, trace)
-        with contextlib.suppress(OSError):
-            self._write_faults([fault])
+        self.log(reason)
         if self._notice is not None:
             notice, self._notice = self._notice, None
             with contextlib.suppress(Exception):
@@ -421,8 +460,16 @@ class Writer:
 
 
 _log = room_log("store")
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LESS: Final = "allow more with --quota, or record less with --every or --sites"
 _living: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _say_trouble(error: OSError) -> str:
+    return (
+        "the disk is full"
+        if layout.is_full(error)
+        else f"the run folder cannot be written ({error.strerror})"
+    )
 
 
 def _disown_all() -> None:

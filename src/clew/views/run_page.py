@@ -125,8 +125,16 @@ def _duration(run: Run) -> float | None:
 def _say_steps(run: Run) -> str:
     ended = run.ended_steps
     total, full = len(ended), len(np.intersect1d(ended, recorded_steps(run)))
-    words = [format_integer(total)]
-    words += [f"{format_integer(full)} of them recorded in full"] if full < total else []
+    trained = run.info.trained_steps
+    is_short = trained is not None and trained > total and bool(run.problems)
+    words = [
+        f"{format_integer(trained or 0)}, {format_integer(total)} of them on record"
+        if is_short
+        else format_integer(total)
+    ]
+    words += (
+        [f"{format_integer(full)} {'' if is_short else 'of them '}recorded in full"] if full < total else []
+    )
     return ", ".join(words) + (_say_rest(run) if len(run.steps) > total else "")
 
 

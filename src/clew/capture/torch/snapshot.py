@@ -80,6 +80,9 @@ class Writer(Protocol):
     def submit(self, job: Callable[[Any], None]) -> None:
         """Have a job done."""
 
+    def stop(self, reason: str) -> None:
+        """Write nothing more."""
+
     def wait(self) -> None:
         """Return when everything is written."""
 
@@ -201,9 +204,7 @@ class SnapshotLens(Shelf):
 
     def describe(self) -> list[str]:
         """Return what a reader should know, as sentences."""
-        notes = [self.off] if self.off else []
-        if self.writer.stopped:
-            notes.append(self.writer.stopped)
+        notes = [note for note in (self.off, self.writer.stopped) if note]
         return [f"snapshots: {note}" for note in notes]
 
     # ---------------------------------------------------------------- what steps are given
