@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import clew
 from clew.errors import RunNotFound, RunTooNew
 from clew.model.record import RunInfo
 from clew.model.schema import FORMAT_VERSION
 from clew.query import Run
+from clew.render.terminal import Screen, lower
 from clew.store import layout, manifest
 from clew.store.summary import Summary, read_summary
 from clew.store.writer import Writer
 from clew.testing.runs import ROWS, make_record, make_run, make_sites
+from clew.views.run_page import make_page
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +161,27 @@ def test_without_its_manifest_a_run_is_readable(parts_run, copy, text):
     path = folder / "run.json"
     path.unlink() if text is None else path.write_text(text)
     run = Run(folder)
-    assert run.state == "died"
+    assert run.state == "unknown"
     assert run.info.name == "copy"
     assert len(run.steps) == 12
     assert "run.json is" in run.problems[0]
-    assert run.problems[0].endswith("what ran is not known")
+    assert "what ran and how it ended is not known" in run.problems[0]
+    page = lower(make_page(run), Screen(width=300))
+    assert "unknown" in page
+    assert not any(word in page for word in ("died", "killed", "ended without a word"))
+
+
+def test_a_rank_whose_folder_is_gone_is_named(parts_run, copy):
+    folder = copy(parts_run)
+    shutil.rmtree(folder / "rank0")
+    run = Run(folder)
+    assert run.problems == ["rank0/ is missing: all that rank 0 recorded was in it"]
+    assert len(run.steps) == 0
+    page = lower(make_page(run), Screen(width=300))
+    assert "rank0/ is missing" in page
+    assert "no model was called" not in page
+    (listed,) = clew.list_runs(folder.parent)
+    assert listed.problem == run.problems[0]
 
 
 def test_a_run_of_a_newer_format_is_refused_with_the_way_out(parts_run, copy):
@@ -244,11 +263,11 @@ def test_another_machine_cannot_see_the_lock_of_a_shared_folder(tmp_path):
     assert state_of(folder, lock=str(path.stat().st_ino)) == "died", "this machine sees that nobody holds it"
 
 
-def test_a_made_up_state_is_read_as_died(tmp_path):
+def test_a_made_up_state_is_unknown(tmp_path):
     folder = make_run(tmp_path / "run", steps=1)
     text = (folder / "run.json").read_text().replace('"complete"', '"resting"')
     (folder / "run.json").write_text(text)
-    assert Run(folder).state == "died"
+    assert Run(folder).state == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clew.errors import RunNotFound, suggest
 from clew.store import layout
-from clew.store.manifest import Manifest, read_manifest, resolve_state
+from clew.store.manifest import UNKNOWN, Manifest, read_manifest, resolve_state
 from clew.store.summary import read_summary
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _summarise(folder: Path) -> RunSummary:
         command=tuple(info.command),
         ranks=len(ranks),
         exit_code=info.exit_code,
-        problem=problem or manifest.stopped or manifest.limited,
+        problem=problem or layout.tell_missing(folder) or manifest.stopped or manifest.limited,
     )
 
 
@@ -121,5 +121,6 @@ def _read_quietly(folder: Path, rank: int = 0) -> tuple[Manifest, str]:
     except RunTooNew as error:
         problem = error.what
     except (OSError, ValueError, TypeError) as error:
-        problem = f"{layout.MANIFEST} cannot be read: {error}"
-    return Manifest(RunInfo(folder.name, state="died", rank=rank)), problem
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        problem = f"{layout.MANIFEST} {reason}: how the run ended is not known"
+    return Manifest(RunInfo(folder.name, state=UNKNOWN, rank=rank)), problem

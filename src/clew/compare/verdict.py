@@ -104,7 +104,7 @@ def find_notes(sides: Sides, compared: NDArray[np.int64]) -> list[str]:
     for name, run in (("a", sides.a), ("b", sides.b)):
         notes += [f"run {name} was {note}" for note in run.info.notes if note.startswith("thinned")]
         notes += [f"run {name}: {problem}" for problem in run.problems]
-        if run.state != "complete":
+        if run.state not in ("complete", "unknown"):  # the latter is among the problems
             notes.append(f"run {name} is not complete: {run.state}")
     kinds = [set(run.info.settings.get("kinds", ())) for run in (sides.a, sides.b)]
     if all(kinds) and kinds[0] != kinds[1]:

@@ -86,7 +86,10 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``recording``, ``complete`` or ``died``; a recording whose process is gone has died."""
+        """``recording``, ``complete`` or ``died``; a recording whose process is gone has died.
+
+        ``unknown`` where run.json is missing or cannot be read: that is not guessed.
+        """
         return self._first.state
 
     @property
@@ -99,7 +102,9 @@ class Run:
         """What could not be read or recorded, one sentence each; empty for a sound run as far as it was read."""
         for reader in self._readers.values():
             reader.check()
-        return [problem for rank in self.ranks for problem in self._readers[rank].problems]
+        missing = layout.tell_missing(self.path)
+        found = [problem for rank in self.ranks for problem in self._readers[rank].problems]
+        return [missing, *found] if missing else found
 
     @property
     def size_bytes(self) -> int:

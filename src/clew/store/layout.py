@@ -40,6 +40,13 @@ def list_ranks(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def tell_missing(folder: Path) -> str:
+    """Say that the folder of rank 0 is gone, whose run.json is there; empty if it is not."""
+    if not manifest_path(folder, 0).is_file() or rank_folder(folder, 0).is_dir():
+        return ""
+    return f"{rank_folder(folder, 0).name}/ is missing: all that rank 0 recorded was in it"
+
+
 def part_path(table: Path, generation: int) -> Path:
     """Return the sealed part of a generation of a table."""
     return table / f"part-{generation:06d}.parquet"

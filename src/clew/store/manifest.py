@@ -16,6 +16,8 @@ from clew.model.schema import FORMAT_VERSION
 from clew.store import layout, typed
 
 STATES: Final = ("recording", "complete", "died")
+UNKNOWN: Final = "unknown"
+"""The state of a run whose run.json is missing or unreadable: how it ended is not known, and not guessed."""
 
 
 @dataclass(slots=True)
@@ -120,10 +122,15 @@ def describe_process(folder: Path, rank: int) -> Process:
 
 
 def resolve_state(folder: Path, manifest: Manifest) -> str:
-    """Return the true state: a run still marked as recording whose writer is gone has died."""
-    if manifest.info.state != "recording":
-        return manifest.info.state if manifest.info.state in STATES else "died"
+    """Return the true state: a run still marked as recording whose writer is gone has died.
+
+    It is unknown where the manifest does not say.
+    """
     path = layout.rank_folder(folder, manifest.info.rank) / layout.LOCK
+    if manifest.info.state not in STATES:
+        return "recording" if _is_locked(path) else UNKNOWN
+    if manifest.info.state != "recording":
+        return manifest.info.state
     process = manifest.process
     held = _is_locked(path)
     if held:

@@ -13,7 +13,7 @@ import numpy as np
 from clew.model.record import Fault, RunInfo, Site
 from clew.store import layout, tables, typed
 from clew.store import tail as tails
-from clew.store.manifest import Manifest, read_manifest, resolve_state
+from clew.store.manifest import UNKNOWN, Manifest, read_manifest, resolve_state
 from clew.store.part import Part, read_pairs
 from clew.store.rows import Rows
 
@@ -208,7 +208,7 @@ class RankReader:
 
     @property
     def state(self) -> str:
-        """``recording``, ``complete`` or ``died``, as of now."""
+        """``recording``, ``complete`` or ``died``, as of now; ``unknown`` without a readable run.json."""
         return resolve_state(self.folder, self.manifest)
 
     def _read_manifest(self) -> Manifest:
@@ -217,8 +217,11 @@ class RankReader:
             manifest = read_manifest(self.folder, self.rank)
         except (OSError, ValueError, TypeError) as error:
             reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
-            self._note(f"{path.relative_to(self.folder)} is {reason}: what ran is not known")
-            return Manifest(RunInfo(self.folder.name, rank=self.rank, state="died"))
+            self._note(
+                f"{path.relative_to(self.folder)} is {reason}: what ran and how it ended is not known; "
+                "the rest is shown as it was recorded"
+            )
+            return Manifest(RunInfo(self.folder.name, rank=self.rank, state=UNKNOWN))
         if manifest.stopped or manifest.limited:
             self._note(f"recording stopped early: {manifest.stopped or manifest.limited}")
         return manifest

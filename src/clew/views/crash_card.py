@@ -41,6 +41,7 @@ def tell_end(run: Run) -> list[Block]:
         what = "stacks were written while it ran, at a hang or on request"
         return [Callout("warning", what, place), *_show(crash)]
     who = "the process" if is_silent else "a process that it had started, such as a loader's worker,"
+    who = "a process of it" if run.state == "unknown" else who
     words = f"{who} crashed {_say_how_far(run)}" + (f": {fatal}" if fatal else "")
     return [Callout("error", words, place), *_show(crash.replace(fatal, "", 1)), *_show_native(crash)]
 

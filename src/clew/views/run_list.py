@@ -10,7 +10,7 @@ from clew.views.block import Block, Callout, Cell, Column, Page, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STATE_TONES: Final = {"recording": "good", "complete": "plain", "died": "bad"}
+STATE_TONES: Final = {"recording": "good", "complete": "plain", "died": "bad", "unknown": "warn"}
 
 COLUMNS: Final = (
     Column("name", "name", flexible=True),
@@ -31,7 +31,7 @@ class Listed(Protocol):
 
     @property
     def state(self) -> str:
-        """``recording``, ``complete`` or ``died``."""
+        """``recording``, ``complete``, ``died`` or ``unknown``."""
 
     @property
     def steps(self) -> int:
