@@ -78,6 +78,7 @@ def test_on_a_terminal_a_line_shows_where_training_stands(tmp_path):
         "for step in range(60):\n"
         "    opt.zero_grad(); net(torch.ones(2, 4)).sum().backward(); opt.step(); time.sleep(0.01)\n"
         "print('done')\n"
+        "print('\\r60/60', end='', flush=True)\n"
     )
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "clew", "run", str(script)]
@@ -98,4 +99,22 @@ def test_on_a_terminal_a_line_shows_where_training_stands(tmp_path):
     text = shown.decode()
     assert re.search(r"\r\x1b\[Kclew: step \d+ .*loss -?\d", text)
     assert "\r\x1b[Kdone\r\n" in text, "the line is gone before the script prints"
+    assert "\r60/60\r\nclew: recorded " in text, "clew's words begin on a line of their own"
     assert text.rstrip().splitlines()[-1].startswith("clew: next: clew show ")
+
+
+@pytest.mark.parametrize(("last", "start"), [("2/2", "2/2\n"), ("2/2\\n", "2/2\n"), ("", "")])
+def test_in_a_pipe_the_summary_begins_on_a_line_of_its_own(zygote, tmp_path, last, start):
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n"
+        "    model(torch.ones(2, 3)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        f"sys.stderr.write('{last}')\n"
+        "print(end='no line')\n"
+        "sys.stderr = None\n"
+    )
+    ending = zygote.clew(tmp_path, "run", "--name", "run", "train.py")
+    assert ending.stderr.startswith(f"{start}clew: recorded runs/run")
+    assert ending.stdout == "no line"

@@ -231,3 +231,24 @@ def test_what_is_said_into_a_pipe_stays_whole():
     pipe = io.StringIO()
     StatusLine(pipe, False).message(LONG)
     assert pipe.getvalue() == LONG + "\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "start"),
+    [("\r3/4", "\n"), ("all\n", ""), ("bar\r\x1b[K", ""), ("\x1b[2K\r", ""), ("", "")],
+)
+def test_a_message_begins_on_a_line_of_its_own(monkeypatch, written, start):
+    class Pipe(io.StringIO):
+        pass
+
+    pipe, other = Pipe(), Pipe()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    monkeypatch.setattr(sys, "stdout", other)
+    line = StatusLine(pipe, False, follows=True)
+    print(written, end="", file=pipe)
+    print("elsewhere", end="", file=other)
+    line.message("clew: one")
+    line.message("clew: two")
+    line.close()
+    assert pipe.getvalue() == f"{written}{start}clew: one\nclew: two\n"
+    assert not {"write", "flush"} & {*vars(pipe), *vars(other)}

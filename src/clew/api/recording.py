@@ -356,7 +356,7 @@ class Recording:
 
         # Ranks share a terminal: one of them shows the line.
         is_wanted = self.settings.status and self._is_script and provenance.read_rank() == 0
-        return StatusLine(sys.stderr, enabled=is_wanted)
+        return StatusLine(sys.stderr, enabled=is_wanted, follows=self._is_script)
 
     def _after_step(self, recorder: Recorder, record: StepRecord | Stretch) -> None:
         self._progress.take(recorder, record)

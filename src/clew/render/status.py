@@ -4,13 +4,15 @@ The line is drawn on standard error, only where that is a terminal, and the curs
 column. Before the script writes or flushes, the line is erased: ``write`` and ``flush`` of the two standard
 streams, where they are terminals, are covered on the instance, so type, identity and every other behaviour of
 ``sys.stdout`` stay what they were, and ``close`` uncovers them. While the script's last line is unfinished (a
-progress bar, a prompt) nothing is drawn. Output past Python's streams (a subprocess, C code) starts in
+progress bar, a prompt) nothing is drawn, and a message of clew's begins on a line of its own; for that, ``write`` of
+standard error is covered where no status is drawn, too. Output past Python's streams (a subprocess, C code) starts in
 the first column and may leave the tail of one status line behind it: nothing of the script's own is lost.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -24,12 +26,21 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS: Final = 0.2
 _ERASE: Final = "\r\x1b[K"
 _COVERED: Final = ("write", "flush")
+_EMPTIED: Final = re.compile(r"(?:\r\x1b\[0?K|\x1b\[2K\r?)$")
+"""What a progress bar writes to take itself off the line."""
 
 
 class StatusLine:
     """One line that shows where training stands; every method is safe to call always and never raises."""
 
-    def __init__(self, stream: TextIO, enabled: bool, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        enabled: bool,
+        *,
+        follows: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = stream
         self._clock = clock
         self._drawn = ""
@@ -39,7 +50,9 @@ class StatusLine:
         self._is_ours = False
         self.enabled = enabled and _is_terminal(stream) and os.environ.get("TERM") != "dumb"
         if self.enabled:
-            self._cover()
+            self._cover(_COVERED)
+        elif follows:
+            self._cover(("write",))
 
     @property
     def is_due(self) -> bool:
@@ -74,7 +87,9 @@ class StatusLine:
         """Print a line of clew's own above the status line, also where no status is drawn."""
         try:
             self.erase()
-            self._stream.write(fold_for(self._stream, text.rstrip("\n")) + "\n")
+            start = "\n" if self._mid_line else ""
+            self._mid_line = False
+            self._stream.write(start + fold_for(self._stream, text.rstrip("\n")) + "\n")
             self._stream.flush()
         except Exception:  # noqa: BLE001 - a closed terminal is no reason to stop a training
             self.enabled = False
@@ -121,15 +136,16 @@ class StatusLine:
         finally:
             self._is_ours = False
 
-    def _cover(self) -> None:
+    def _cover(self, names: tuple[str, ...]) -> None:
         for stream in dict.fromkeys((sys.stdout, sys.stderr, self._stream)):
-            if not _is_terminal(stream):
+            # A line left open on one terminal is open for the other stream, too; pipes are apart.
+            if stream is None or (stream is not self._stream and not _are_terminals(stream, self._stream)):
                 continue
             if not hasattr(stream, "__dict__"):
                 # A stream that cannot be covered would be garbled: rather no status at all.
                 self.close()
                 return
-            for name in _COVERED:
+            for name in names:
                 cover = self._erase_before(getattr(stream, name))
                 self._covered.append((stream, name, cover, vars(stream).get(name)))
                 setattr(stream, name, cover)
@@ -139,10 +155,14 @@ class StatusLine:
             if not self._is_ours:
                 self.erase()
                 if args and isinstance(args[0], str) and args[0]:
-                    self._mid_line = not args[0].endswith("\n")
+                    self._mid_line = not args[0].endswith("\n") and not _EMPTIED.search(args[0])
             return method(*args)
 
         return erase_first
+
+
+def _are_terminals(*streams: TextIO) -> bool:
+    return all(map(_is_terminal, streams))
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
