@@ -164,3 +164,13 @@ def test_what_a_script_does_before_its_first_step_is_no_part_of_a_step(tmp_path)
         )
         == start.last
     )
+
+
+@pytest.mark.parametrize(("settings", "first"), [({}, 20), ({"warmup": 5}, 5), ({"warmup": 0}, 0)])
+def test_every_nth_step_is_recorded_and_all_of_the_first_as_the_settings_say(tmp_path, settings, first):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with clew.watch(model, out=tmp_path, name="run", every=10, snapshots="off", **settings) as watch:
+        train(model, optimizer, 45)
+    recorded = {*clew.open_run(watch.path).stats(columns=["l2"])["step"].tolist()}
+    assert recorded == {*range(first), *range(0, 45, 10)}

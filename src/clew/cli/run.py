@@ -26,7 +26,9 @@ def configure(parser: Parser) -> None:
     parser.usage = "clew run [options] SCRIPT ...\n       clew run [options] -m MODULE ..."
     parser.epilog = "Everything after the script or module belongs to it, options too."
     parser.add_argument("--budget", metavar="SHARE", help="share of the time clew may take: 3%%, 0.03, off")
-    parser.add_argument("--every", metavar="N", help="record every Nth step instead of by budget")
+    parser.add_argument(
+        "--every", metavar="N", help="record every Nth step instead of by budget, and the first 20"
+    )
     parser.add_argument("--sites", metavar="GLOBS", help="record these sites only: 'layers.*,!*.norm'")
     parser.add_argument("--kinds", metavar="KINDS", help="record these kinds only: 'output,grad'")
     parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (runs)")
