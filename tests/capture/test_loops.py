@@ -1,9 +1,13 @@
 """What is recorded of loops of every shape: steps, sites, ordinals and true values."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from clew.capture import clock as clocks
+from clew.capture.torch import recorder as recorders
 
 
 class Net(nn.Module):
@@ -178,6 +182,43 @@ def test_validation_between_steps_is_marked_and_sampled(record):
     assert memory.steps == [0, 1]
     modes = [row[4] for row in memory.rows(kind="output", site="head")]
     assert modes == [0, 1, 0]
+
+
+@pytest.fixture(params=["short", "slow"])
+def way(request, monkeypatch):
+    """Record by the compiled way and by its twin in Python."""
+    if request.param == "slow":
+        monkeypatch.setattr(recorders.Recorder, "_make_tray", lambda _: None)
+        monkeypatch.setattr(recorders, "make_clock", clocks.StepClock)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_calls_are_counted_for_each_mode_apart(record, way, checkpointed):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def act():
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(1, 4))
+        model.train()
+
+    with record() as memory:
+        for _ in range(2):
+            act()
+            for _ in range(2):
+                x = torch.randn(3, 4, requires_grad=True)
+                out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+                out.sum().backward()
+                act()
+            optimizer.step()
+    for site, step in (("0", 0), ("0", 1)):
+        calls = [(row[4], row[3]) for row in memory.rows(kind="output", site=site, step=step)]
+        assert calls == [(1, 0), (0, 0), (0, 1)]
+        assert [row[4] for row in memory.rows(kind="grad_output", site=site, step=step)] == [0, 0]
+        assert [row[3] for row in memory.rows(kind="grad_output", site=site, step=step)] == [0, 1]
+        batches = [(row[4], row[3]) for row in memory.rows(kind="batch", step=step)]
+        assert batches == [(1, 0), (0, 0), (0, 1)]
 
 
 def test_checkpointed_blocks_give_outputs_once_and_gradients(record):

@@ -18,6 +18,7 @@ from clew.query.merge import STORED, merge_by_step
 from clew.stats import reference
 from clew.store.writer import Writer
 from clew.testing.runs import ROWS, make_record, make_run, make_sites, make_tensor
+from clew.views.health import examine
 from clew.views.run_page import make_page
 
 
@@ -104,6 +105,42 @@ def test_evaluation_between_training_steps_does_not_disturb_a_series(tmp_path):
     assert run.series("fc1", "output", "l2", mode="eval").values.tolist() == [5.0]
     assert len(run.stats(mode="eval")) == len(ROWS)
     assert set(run.stats(mode="eval")["mode"]) == {"eval"}
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_an_evaluation_before_each_step_leaves_the_series_of_training_whole(tmp_path, shift):
+    """Also in runs of older versions, in which the call of training was the second one of its module."""
+    writer = Writer(tmp_path / "run", RunInfo("run"))
+    writer.add_sites(make_sites())
+    for step in range(6):
+        record = make_record(step, extras=True)
+        names = ("sites", "kinds", "ordinals", "modes", "values", "hashes", "hists")
+        columns = {name: np.concatenate([getattr(record, name)] * (1 + step % 2)) for name in names}
+        if step % 2:  # evaluation, then training
+            columns["modes"][: len(ROWS)] = 1
+            columns["values"][: len(ROWS), 4:] = 5.0  # all but the counts of elements that are not finite
+            columns["ordinals"][len(ROWS) :] += shift
+        writer.put(StepRecord(step, **columns))
+    writer.close("complete")
+    run = Run(tmp_path / "run")
+    for kind in ("output", "grad"):
+        site = "fc1" if kind == "output" else "fc1.weight"
+        exact = [reference.summarise(make_tensor(step, site, kind)) for step in range(6)]
+        series = run.series(site, kind, "l2")
+        assert series.steps.tolist() == list(range(6))
+        assert close(series.values, [row[STAT_NAMES.index("l2")] for row in exact])
+        assert run.series(site, kind, "l2", mode="train").steps.tolist() == list(range(6))
+        assert run.series(site, kind, "l2", mode="eval").values.tolist() == [5.0] * 3
+        medians = [
+            reference.quantile(reference.histogram(make_tensor(step, site, kind)), row, 0.5)
+            for step, row in enumerate(exact)
+        ]
+        assert close(run.series(site, kind, "median").values, medians)
+        steps, counts = run.histograms(site, kind)
+        assert steps.tolist() == list(range(6))
+        assert counts[3].tolist() == reference.histogram(make_tensor(3, site, kind)).tolist()
+    shown = {health.site.name: health.output_std for health in examine(run).sites}
+    assert close(shown["fc1"], reference.summarise(make_tensor(5, "fc1", "output"))[STAT_NAMES.index("std")])
 
 
 def test_wrong_words_are_answered_with_the_nearest_right_one(run):

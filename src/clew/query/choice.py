@@ -45,6 +45,15 @@ def choose_mode(mode: str | None) -> tuple[int, ...] | None:
     return (MODES.index(mode),)
 
 
+def choose_first_calls(steps: NDArray[np.int64], ordinals: NDArray[np.int16]) -> NDArray[np.intp]:
+    """Return, of rows of one series, those of the lowest ordinal in each step, in order of steps."""
+    order = np.lexsort((ordinals, steps))
+    _, first, counts = np.unique(steps[order], return_index=True, return_counts=True)
+    lowest = np.repeat(ordinals[order][first], counts)
+    chosen: NDArray[np.intp] = order[ordinals[order] == lowest]
+    return chosen
+
+
 def quantile_of(stat: str) -> float | None:
     """Return the quantile that ``median`` or ``p05`` asks for, or None for any other word."""
     if stat == "median":

@@ -177,14 +177,15 @@ class Run:
         stat: str,
         *,
         rank: int = 0,
-        ordinal: int = 0,
+        ordinal: int | None = None,
         mode: str | None = None,
     ) -> Series:
         """Return one statistic of one site over the steps.
 
         Besides the recorded statistics: ``median``, ``p05``, ``p95`` (any ``pNN``) where histograms were recorded. For
         a module and a kind of parameters (``param grad update state``) all parameters below it count as one tensor.
-        Without ``mode``, the rows of training if there are any, else those of evaluation.
+        Without ``mode``, the rows of training if there are any, else those of evaluation. ``ordinal`` chooses a call of
+        the module, 0 for the first in its mode; without it, the first of each step that has such a row.
         """
         choice.check_stat(stat)
         columns = self._read_series(site, kind, _columns_for(stat), rank=rank, ordinal=ordinal, mode=mode)
@@ -199,7 +200,13 @@ class Run:
         return Series(name, columns["step"], values)
 
     def histograms(
-        self, site: Site | str, kind: str, *, rank: int = 0, ordinal: int = 0, mode: str | None = None
+        self,
+        site: Site | str,
+        kind: str,
+        *,
+        rank: int = 0,
+        ordinal: int | None = None,
+        mode: str | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Return the steps at which a histogram was recorded, and one row of ``HIST_BINS`` counts for each."""
         columns = self._read_series(site, kind, ("hist",), rank=rank, ordinal=ordinal, mode=mode)
@@ -214,7 +221,7 @@ class Run:
         wanted: tuple[str, ...],
         *,
         rank: int,
-        ordinal: int,
+        ordinal: int | None,
         mode: str | None,
     ) -> dict[str, Any]:
         """Read the rows of one site in order of steps, parameters below a module merged into one row for each step."""
@@ -225,7 +232,7 @@ class Run:
         rows = Rows(
             site=self._index.localise(self._rank(rank), [found.id, *(each.id for each in below)]),
             kind=choice.choose_kinds(kind),
-            ordinal=(ordinal,),
+            ordinal=None if ordinal is None else (ordinal,),
             mode=choice.choose_mode(mode),
         )
         is_merged = len(rows.site or ()) > 1
@@ -235,10 +242,13 @@ class Run:
                 next_step=f"ask for one of them: {', '.join(each.name for each in below[:4])}",
             )
         columns = self._readers[rank].stats.read(
-            list(dict.fromkeys(["step", "mode", *(STORED_STATS if is_merged else wanted)])), rows
+            list(dict.fromkeys(["step", "mode", "ordinal", *(STORED_STATS if is_merged else wanted)])), rows
         )
         if mode is None and len(np.unique(columns["mode"])) > 1:
             columns = _filter(columns, columns["mode"] == MODES.index("train"))
+        # The call comes after the mode: runs of older versions counted the calls of both modes together.
+        if ordinal is None and columns["ordinal"].any():
+            columns = _filter(columns, choice.choose_first_calls(columns["step"], columns["ordinal"]))
         return merge.merge_by_step(columns) if is_merged else columns
 
     def _rank(self, rank: int) -> int:
@@ -477,8 +487,11 @@ def _check_columns(columns: Iterable[str] | None) -> list[str]:
 
 
 def _filter(columns: dict[str, Any], rows: NDArray[Any]) -> dict[str, Any]:
-    """Return the rows of a mask or an order; packed histograms are not among what is filtered here."""
-    return {name: column[rows] for name, column in columns.items()}
+    """Return the rows of a mask or an order."""
+    return {
+        name: histogram.take(column, rows) if isinstance(column, tuple) else column[rows]
+        for name, column in columns.items()
+    }
 
 
 def _check_folder(path: Path) -> None:

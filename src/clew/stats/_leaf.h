@@ -6,7 +6,8 @@
 #ifdef HAVE_CLOCK
 
 static PyObject *str_requires_grad, *str_serial, *str_in_backward, *str_grad_fn, *str_output_nr,
-    *str_register, *str_probing, *str_wanted, *str_off, *str_calls, *str_recalls, *str_site;
+    *str_register, *str_probing, *str_wanted, *str_off, *str_calls, *str_eval_calls, *str_recalls,
+    *str_eval_recalls, *str_site;
 
 enum { MAX_CALLS = 16 };
 
@@ -30,7 +31,9 @@ static int intern_leaf_names(void)
            (str_probing = PyUnicode_InternFromString("probing")) &&
            (str_wanted = PyUnicode_InternFromString("wanted")) && (str_off = PyUnicode_InternFromString("off")) &&
            (str_calls = PyUnicode_InternFromString("calls")) &&
+           (str_eval_calls = PyUnicode_InternFromString("eval_calls")) &&
            (str_recalls = PyUnicode_InternFromString("recalls")) &&
+           (str_eval_recalls = PyUnicode_InternFromString("eval_recalls")) &&
            (str_site = PyUnicode_InternFromString("site"));
 }
 
@@ -187,16 +190,24 @@ static int write_integer(PyObject *owner, PyObject *name, int64_t value)
     return done;
 }
 
-/* Which call of its module in this step this is; -1 where they are not told apart any more, -2 with an error set. */
-static int64_t count_call(PyObject *entry, int64_t serial)
+static int forget_calls(PyObject *entry, int64_t serial)
 {
-    int is_first = read_integer(entry, str_serial) != serial;
-    int64_t calls = is_first ? 0 : read_integer(entry, str_calls);
-    if (is_first && !(write_integer(entry, str_serial, serial) && write_integer(entry, str_recalls, 0)))
+    return write_integer(entry, str_serial, serial) && write_integer(entry, str_calls, 0) &&
+           write_integer(entry, str_eval_calls, 0) && write_integer(entry, str_recalls, 0) &&
+           write_integer(entry, str_eval_recalls, 0);
+}
+
+/* Which call of its module in this mode within the step this is: `ModuleEntry.count_call`; -1 where they are not told
+   apart any more, -2 with an error set. */
+static int64_t count_call(PyObject *entry, int64_t serial, int64_t tag)
+{
+    PyObject *counted = tag ? str_eval_calls : str_calls;
+    if (read_integer(entry, str_serial) != serial && !forget_calls(entry, serial))
         return -2;
+    int64_t calls = read_integer(entry, counted);
     if (calls >= MAX_CALLS)
         return -1;
-    return !PyErr_Occurred() && write_integer(entry, str_calls, calls + 1) ? calls : -2;
+    return !PyErr_Occurred() && write_integer(entry, counted, calls + 1) ? calls : -2;
 }
 
 /* Whether the output of a known module was seen; 0 leaves it to the general way, -1 with an error set. */
@@ -205,7 +216,7 @@ static int observe_known(Leaf *leaf, PyObject *entry, PyObject *output, int64_t 
     PyObject *owner = leaf->tray->owner;
     if (!read_flag(entry, str_wanted) || read_flag(entry, str_off))
         return 1;
-    int64_t serial = read_integer(owner, str_serial), ordinal = count_call(entry, serial);
+    int64_t serial = read_integer(owner, str_serial), ordinal = count_call(entry, serial, tag);
     if (ordinal < 0)
         return ordinal == -1 ? 0 : -1;
     int64_t place = read_integer(entry, str_site) << SITE_SHIFT | tag | ordinal;

@@ -7,7 +7,7 @@ and of 32 bits otherwise: the length tells which.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,6 +58,17 @@ def _places(
     numbers = np.arange(ends[-1] if len(ends) else 0)
     places: NDArray[np.int64] = np.repeat(first, per_row) + numbers * np.repeat(width, per_row)
     return places
+
+
+def take(
+    packed: tuple[NDArray[np.int64], NDArray[np.uint8]], rows: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return some of the histograms of ``pack``, those of a mask or in an order, packed as they are."""
+    offsets, data = packed
+    starts, sizes = offsets[:-1][rows], np.diff(offsets)[rows]
+    ends = np.cumsum(sizes)
+    places = np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1] if len(ends) else 0)
+    return np.concatenate(([0], ends)), data[places]
 
 
 def unpack(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.uint32]:

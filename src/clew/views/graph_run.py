@@ -12,11 +12,13 @@ import numpy as np
 
 from clew.errors import UsageError
 from clew.model.graph import Graph, ModuleNode, Operation, TensorNode
-from clew.model.schema import PARAMETER_KINDS, STAT_NAMES
+from clew.model.schema import MODES, PARAMETER_KINDS, STAT_NAMES
 from clew.query import merge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from numpy.typing import NDArray
 
     from clew.model.record import Site
     from clew.query import Run
@@ -80,7 +82,7 @@ def _read_stats(
         )  # fmt: skip
     owners = _owners(run, leaves, kind)
     groups = np.array([owners.get(int(site), -1) for site in table.codes("site")], np.int64)
-    known = groups >= 0
+    known = (groups >= 0) & ~_is_beside_training(groups, table.codes("mode"))
     columns = {name: table.codes(name)[known] for name in STAT_NAMES}
     merged = merge.merge_by_step({**columns, "step": groups[known]})
     values = {name: merge.derive(merged, name) for name in STAT_NAMES}
@@ -89,6 +91,13 @@ def _read_stats(
         for row, leaf in enumerate(merged["step"])
     }
     return found, int(table.codes("step")[-1])
+
+
+def _is_beside_training(groups: NDArray[np.int64], modes: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Return which rows are of an evaluation, of leaves that have rows of training in the same step."""
+    in_training = modes == MODES.index("train")
+    beside: NDArray[np.bool_] = ~in_training & np.isin(groups, groups[in_training])
+    return beside
 
 
 def _owners(run: Run, leaves: list[Site], kind: str) -> dict[int, int]:

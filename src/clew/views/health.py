@@ -119,15 +119,14 @@ def _read_tables(run: Run) -> tuple[list[Row], list[Row], Table | None] | None:
 
 
 def _read_rows(run: Run, steps: list[int]) -> list[Row]:
-    """Return the rows of some steps; of each site and kind those of the last step that has any."""
+    """Return the rows of some steps; of each site, kind and mode those of the last step that has any."""
     tables = [list(run.stats(step=step)) for step in steps]
-    kept = {(row["rank"], row["site"], row["kind"]): step for step, rows in enumerate(tables) for row in rows}
-    return [
-        row
-        for step, rows in enumerate(tables)
-        for row in rows
-        if kept[row["rank"], row["site"], row["kind"]] == step
-    ]
+    kept = {_series(row): step for step, rows in enumerate(tables) for row in rows}
+    return [row for step, rows in enumerate(tables) for row in rows if kept[_series(row)] == step]
+
+
+def _series(row: Row) -> tuple[Any, ...]:
+    return row["rank"], row["site"], row["kind"], row["mode"]
 
 
 def recorded_steps(run: Run) -> Any:
@@ -166,7 +165,7 @@ def _trouble(row: dict[str, Any], severity: int, words: str) -> Trouble:
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["rank"], row["site"], row["kind"], row["ordinal"], row["mode"]
+    return (*_series(row), row["ordinal"])
 
 
 def _urgency(trouble: Trouble) -> tuple[int, int, int]:
@@ -192,7 +191,7 @@ def _read_numbers(
     squares: dict[str, dict[str, float]] = {}
     spread: dict[str, float] = {}
     homes = {name: _home(site, by_number).name for name, site in sites.items()}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["mode"] == "eval"):  # training comes before evaluation
         home, kind = homes[row["site"]], row["kind"]
         if kind == "output":  # of several, say those of a recurrent net, the first
             spread.setdefault(home, row["std"])

@@ -18,7 +18,6 @@ from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.recorder import KIND_BATCH
 from clew.capture.torch.registry import MAX_CALLS
 from clew.model.record import Batch
-from clew.model.schema import KIND_INDEX
 from clew.stats.readable import unheard
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ _KNOWN_BATCHES: Final = 8
 """Loader batches kept for recognition: frameworks fetch a batch or two ahead."""
 
 _MOST_INDICES: Final = 4096
-_KIND: Final = KIND_INDEX["batch"]
 
 
 class _Origin(NamedTuple):
@@ -211,7 +209,7 @@ class BatchLens:
 
     def _measure(self, leaf: torch.Tensor, site: int, tag: int) -> None:
         recorder = self.recorder
-        ordinal = min(recorder.count(site, _KIND), MAX_CALLS - 1)
+        ordinal = min(recorder.count(site, KIND_BATCH | tag), MAX_CALLS - 1)
         row = recorder.measure(leaf, site, KIND_BATCH | tag | ordinal)
         origin = self._find_origin(leaf)
         recorder.batches.append(

@@ -233,13 +233,9 @@ class ForwardLens:
 
     def _record_call(self, entry: ModuleEntry, args: Any, kwargs: Any, output: Any) -> None:
         recorder = self.recorder
-        if entry.serial != recorder.serial:
-            entry.serial, entry.calls, entry.recalls = recorder.serial, 0, 0
-        if recorder.in_backward:
-            # Activation checkpointing runs the forward again: the outputs are known, the graph is new.
-            ordinal, entry.recalls = entry.recalls, entry.recalls + 1
-        else:
-            ordinal, entry.calls = entry.calls, entry.calls + 1
+        # Activation checkpointing runs the forward again in backward: the outputs are known, the graph is new.
+        is_again = bool(recorder.in_backward)
+        ordinal = entry.count_call(recorder.serial, in_eval=bool(self.thread.tag), is_again=is_again)
         if ordinal >= MAX_CALLS:
             ordinal, recorder.has_repeats = MAX_CALLS - 1, True
         tag = ordinal | self.thread.tag

@@ -348,10 +348,10 @@ class Recorder(Beat):
         """Keep why a site could not be measured; said in the record, never guessed."""
         self.unseen.setdefault(self.sites[site].name, reason.what)
 
-    def count(self, site: int, kind: int) -> int:
-        """Return how often a site had a record of a kind in this step, and count one more."""
-        seen = self._counts.get((site, kind), 0)
-        self._counts[site, kind] = seen + 1
+    def count(self, site: int, tag: int) -> int:
+        """Return how often a site had a record of a kind and mode in this step, and count one more."""
+        seen = self._counts.get((site, tag), 0)
+        self._counts[site, tag] = seen + 1
         return seen
 
     # ---------------------------------------------------------------- numbers

@@ -28,19 +28,43 @@ MAX_CALLS: Final = 16
 
 
 class ModuleEntry:
-    """One module under observation: its site, its calls in the current step, its output's leaves."""
+    """One module under observation: its site, its calls in the current step, its output's leaves.
 
-    __slots__ = ("calls", "leaves", "name", "off", "recalls", "serial", "site", "wanted")
+    Calls are counted for each mode apart, so that an evaluation before the call of training does not change which call
+    that is; those that activation checkpointing repeats are counted apart from the calls that they repeat.
+    """
+
+    __slots__ = (
+        "calls",
+        "eval_calls",
+        "eval_recalls",
+        "leaves",
+        "name",
+        "off",
+        "recalls",
+        "serial",
+        "site",
+        "wanted",
+    )
 
     def __init__(self, name: str, site: int, *, wanted: bool) -> None:
         self.name = name
         self.site = site
         self.wanted = wanted
         self.off = False
-        self.calls = 0
-        self.recalls = 0
+        self.calls = self.eval_calls = 0
+        self.recalls = self.eval_recalls = 0
         self.serial = -1
         self.leaves: dict[str, int] = {}
+
+    def count_call(self, serial: int, *, in_eval: bool, is_again: bool) -> int:
+        """Return which call of the module in this mode within the step this is, and count it."""
+        if self.serial != serial:
+            self.serial, self.calls, self.eval_calls, self.recalls, self.eval_recalls = serial, 0, 0, 0, 0
+        counted = ("eval_" if in_eval else "") + ("recalls" if is_again else "calls")
+        ordinal: int = getattr(self, counted)
+        setattr(self, counted, ordinal + 1)
+        return ordinal
 
 
 class TensorEntry:
