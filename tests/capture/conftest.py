@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +10,7 @@ import torch._dynamo  # noqa: F401 - wraps torch.manual_seed when first imported
 
 from clew.capture.settings import Settings
 from clew.capture.torch.session import TorchSession
+from clew.model.record import StepRecord
 from clew.model.schema import KINDS, STAT_INDEX
 
 
@@ -43,6 +45,13 @@ class Memory:
                         (record.step, name, word, int(record.ordinals[row]), int(record.modes[row]), stats)
                     )
         return found
+
+    def assert_no_row_twice(self):
+        """Whatever the loop: step, site, kind, mode and ordinal are the key of a row."""
+        for record in self.records:
+            if isinstance(record, StepRecord):
+                keys = Counter(zip(record.sites, record.kinds, record.modes, record.ordinals, strict=True))
+                assert max(keys.values(), default=1) == 1, (record.step, keys.most_common(3))
 
     def names(self, **which):
         return [row[1] for row in self.rows(**which)]
@@ -80,5 +89,6 @@ def record():
             yield memory
         finally:
             session.finish()
+        memory.assert_no_row_twice()
 
     return recording

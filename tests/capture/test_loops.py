@@ -127,6 +127,86 @@ def test_two_optimizers_that_step_together_share_a_step(record):
     assert len(memory.rows(kind="update", step=1)) == len(list(model.parameters()))
 
 
+def test_of_buffers_the_end_of_the_step_stands(record):
+    model = Net()
+    one = torch.optim.SGD(model.body.parameters(), lr=0.1)
+    two = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    found = []
+    with record() as memory:
+        for step in range(3):
+            F.cross_entropy(model(data()[0]), data()[1]).backward()
+            one.step()
+            model.body[1].running_mean.add_(step)
+            two.step()
+            found.append(model.body[1].running_mean.double().norm().item())
+    assert memory.steps == [0, 1, 2]
+    rows = memory.stats(kind="buffer", site="body.1.running_mean")
+    torch.testing.assert_close([row["l2"] for row in rows], found, rtol=1e-6, atol=0)
+
+
+def test_a_parameter_of_two_optimizers_has_a_row_for_each(record):
+    model = nn.Linear(4, 1)
+    one = torch.optim.SGD(model.parameters(), lr=0.1)
+    two = torch.optim.SGD([model.weight], lr=0.3)
+    with record(hashes=True) as memory:
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            one.step()
+            two.step()
+    for kind in ("param", "grad", "update"):
+        assert [row[3] for row in memory.rows(kind=kind, site="weight", step=1)] == [0, 1]
+        assert [row[3] for row in memory.rows(kind=kind, site="bias", step=1)] == [0]
+    moved = [round(row["l2"], 5) for row in memory.stats(kind="update", site="weight", step=1)]
+    assert moved == [0.4, 1.2]
+    grads = [row["l2"] ** 2 for row in memory.stats(kind="grad", step=1)]
+    torch.testing.assert_close(memory.scalars("grad_norm")[1][1], (grads[0] + grads[1]) ** 0.5)
+
+
+def test_a_step_that_is_tried_again_is_there_once(record):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def fail():
+        raise ValueError("on purpose")
+
+    with record() as memory:
+        model(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(ValueError, match="on purpose"):
+            optimizer.step(fail)
+        with torch.no_grad():
+            model.bias.fill_(3.0)
+        optimizer.step()
+    for kind in ("param", "grad", "update"):
+        assert memory.names(kind=kind) == ["weight", "bias"]
+    assert memory.stats(kind="param", site="bias")[0]["mean"] == 3.0
+
+
+def test_gradients_gathered_by_hand_are_those_of_the_last_pass(record):
+    weight = nn.Linear(4, 1, bias=False)
+    with record() as memory:
+        for _ in range(2):
+            out = weight(torch.ones(2, 4))
+            out.sum().backward(retain_graph=True)
+            out.sum().backward()
+            with torch.no_grad():
+                weight.weight.sub_(0.1 * weight.weight.grad)
+            weight.weight.grad = None
+    assert [row["max"] for row in memory.stats(kind="grad")] == [4.0, 4.0]
+    assert [row[3] for row in memory.rows(kind="grad_output", step=0)] == [0, 1]
+
+
+def test_losses_of_several_numbers_are_told_apart(record):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record() as memory:
+        for _ in range(2):
+            out = model(torch.randn(3, 4)).sum(0)
+            out.backward(torch.ones(2))
+        optimizer.step()
+    assert [row[3] for row in memory.rows(kind="loss")] == [0, 1]
+
+
 def test_a_closure_that_runs_the_model_belongs_to_its_step(record):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from collections import Counter
 
 import pytest
 from loop import Loop, read_loops
@@ -101,6 +102,7 @@ def assert_recorded(loop: Loop, runs, printed: str) -> None:
     assert run.ranks == list(range(int(loop.promises.get("ranks", "1"))))
     table = run.stats()
     assert (table["count"] > 0).all(), [row for row in table if row["count"] <= 0]
+    assert_no_row_twice(table)
     seen = set(zip(table["site"].tolist(), table["kind"].tolist(), strict=True))
     names = {site for site, _ in seen}
     for wanted in loop.words("sites"):
@@ -110,6 +112,14 @@ def assert_recorded(loop: Loop, runs, printed: str) -> None:
     scalars = run.scalars()
     assert not set(loop.words("scalars")) - set(scalars), sorted(scalars)
     assert_losses(loop, run, printed)
+
+
+def assert_no_row_twice(table) -> None:
+    """Rank, step, site, kind, mode and ordinal are the key of every table: no two rows share it."""
+    keys = ("rank", "step", "site", "kind", "mode", "ordinal")
+    counts = Counter(zip(*(table[name].tolist() for name in keys), strict=True))
+    twice = [key for key, count in counts.items() if count > 1]
+    assert not twice, twice[:8]
 
 
 def assert_steps(promised: str, steps: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from clew.model.schema import KIND_INDEX
 from clew.stats import reference, spec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 SITE_SHIFT: Final = 32
@@ -21,7 +24,35 @@ ORDINAL_MASK: Final = 0xFFFF
 _GRAD: Final = KIND_INDEX["grad"]
 
 DROPPED: Final = -1
-"""The key of a row that could not be measured."""
+"""The key of a row that is left out: it could not be measured, or another was measured in its place."""
+
+MAX_CALLS: Final = 16
+"""Calls of one module in a step that are told apart; later ones are merged into the last."""
+
+
+class _Recorder(Protocol):
+    keys: list[int]
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+
+class Latest:
+    """What may be measured several times in a step, and of which the last time stands."""
+
+    def __init__(self) -> None:
+        self.rows: dict[object, range] = {}
+        """The rows of each such thing in the step that goes on."""
+
+    @contextmanager
+    def measuring(self, what: object, recorder: _Recorder) -> Iterator[None]:
+        """Leave out the rows that were measured of this thing before; those measured inside stand for it."""
+        with recorder.lock:
+            for row in self.rows.get(what, ()):
+                recorder.keys[row] = DROPPED
+            first = len(recorder.keys)
+            yield
+            self.rows[what] = range(first, len(recorder.keys))
 
 
 class Columns(NamedTuple):
@@ -48,6 +79,7 @@ class Layout:
     __slots__ = (
         "copies",
         "grads",
+        "is_plain",
         "keys",
         "kinds",
         "modes",
@@ -59,7 +91,10 @@ class Layout:
     def __init__(self, keys: list[int], copies: list[tuple[int, int]]) -> None:
         self.keys = keys
         self.copies = copies
-        self.packed = np.array(keys, dtype=np.int64)
+        told = tell_apart(keys)
+        self.is_plain = DROPPED not in keys and len(set(told)) == len(told)
+        """Whether no rows are to be left out or merged."""
+        self.packed = np.array(told, dtype=np.int64)
         self.decode(self.packed)
 
     def decode(self, packed: NDArray[np.int64]) -> None:
@@ -68,15 +103,39 @@ class Layout:
         self.kinds = (packed >> KIND_SHIFT & 0xFF).astype(np.int8)
         self.modes = (packed >> MODE_SHIFT & 0xFF).astype(np.int8)
         self.ordinals = (packed & ORDINAL_MASK).astype(np.int16)
-        self.grads = np.flatnonzero(self.kinds == _GRAD)
+        self.grads = np.flatnonzero((self.kinds == _GRAD) & (self.ordinals == 0))  # each tensor once
 
     def fits(self, keys: list[int], copies: list[tuple[int, int]]) -> bool:
         """Return whether a step left the same rows."""
         return keys == self.keys and copies == self.copies
 
 
+def tell_apart(keys: list[int]) -> list[int]:
+    """Give a row whose key was there before the next free ordinal: no two rows of a step share their key.
+
+    So it is with a gradient that comes to an output again, as in double backward, and with a parameter of two
+    optimizers. Rows of the last ordinal are many calls and stay together.
+    """
+    taken = set(keys)
+    if len(taken) == len(keys):
+        return keys
+    seen, told = set(), []
+    for key in keys:
+        if key in seen and key != DROPPED:
+            key = _find_free(key, taken)  # noqa: PLW2901 - the same row
+            taken.add(key)
+        seen.add(key)
+        told.append(key)
+    return told
+
+
+def _find_free(key: int, taken: set[int]) -> int:
+    last = (key & ~ORDINAL_MASK) + MAX_CALLS - 1
+    return next((free for free in range(key + 1, last) if free not in taken), last)
+
+
 def drop_unseen(columns: Columns) -> Columns:
-    """Leave out the rows that could not be measured."""
+    """Leave out the rows that were dropped."""
     seen = columns.keys != DROPPED
     return columns if seen.all() else columns.select(seen)
 
@@ -84,6 +143,8 @@ def drop_unseen(columns: Columns) -> Columns:
 def merge_repeats(columns: Columns) -> Columns:
     """Merge rows of the same key into the first of them, as if their tensors had been measured as one."""
     _, first, group = np.unique(columns.keys, return_index=True, return_inverse=True)
+    if len(first) == len(columns.keys):
+        return columns
     order = np.argsort(group, kind="stable")
     ends = np.cumsum(np.bincount(group))
     for members in np.split(order, ends[:-1]):

@@ -259,7 +259,7 @@ class BackwardLens:
         is_unowned = not self.optimizers.owns_parameters()
         recorder.flight.mark_backward(is_last=is_unowned)
         if recorder.due and is_unowned:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), recorder.latest.measuring("unowned", recorder):
                 self._record_unowned()
         recorder.quiet_with = len(self.optimizers.entries) if may_look and not is_unowned else -1
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.utils.data import dataloader
 
+from clew.capture.assemble import MAX_CALLS
 from clew.capture.beat import Source
 from clew.capture.clock import CLEW, DATA
 from clew.capture.torch.gates import Gates
 from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.recorder import KIND_BATCH
-from clew.capture.torch.registry import MAX_CALLS
 from clew.model.record import Batch
 from clew.stats.readable import unheard
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.assemble import MAX_CALLS
 from clew.capture.clock import CLEW, EVAL, FORWARD
 from clew.capture.torch.argument_probe import ArgumentProbe
 from clew.capture.torch.gates import Gates
@@ -21,7 +22,6 @@ from clew.capture.torch.leaves import walk
 from clew.capture.torch.outputs import SlowLeaf, make_leaf
 from clew.capture.torch.patches import step_aside
 from clew.capture.torch.recorder import KIND_INPUT, Call
-from clew.capture.torch.registry import MAX_CALLS
 from clew.capture.torch.unheard import ask_unheard, is_heard, let_hear
 
 if TYPE_CHECKING:
@@ -236,9 +236,7 @@ class ForwardLens:
         # Activation checkpointing runs the forward again in backward: the outputs are known, the graph is new.
         is_again = bool(recorder.in_backward)
         ordinal = entry.count_call(recorder.serial, in_eval=bool(self.thread.tag), is_again=is_again)
-        if ordinal >= MAX_CALLS:
-            ordinal, recorder.has_repeats = MAX_CALLS - 1, True
-        tag = ordinal | self.thread.tag
+        tag = min(ordinal, MAX_CALLS - 1) | self.thread.tag
         if self._wants_input and not recorder.in_backward:
             self._record_inputs(entry, args, kwargs, tag)
         if type(output) is torch.Tensor:

@@ -58,6 +58,7 @@ class OptimizerEntry(Updates):
         "shadows",
         "sites",
         "tensors",
+        "turn",
         "was_found",
     )
 
@@ -74,6 +75,8 @@ class OptimizerEntry(Updates):
         """Whether it was looked at whose numbers this one goes on with."""
         self.made_at = -1
         """The serial of the first step that it may be there for."""
+        self.turn = object()
+        """Stands for this optimizer where nothing may hold its parameters."""
         self.sites: tuple[int, ...] = ()
         self.parameters: list[torch.Tensor] = []
         self.pairs: list[Pair] = []
@@ -352,7 +355,8 @@ class OptimizerLens:
     ) -> None:
         """Measure what the optimizer is about to use."""
         recorder = self.recorder
-        with torch._C.DisableTorchFunction():  # parameters may be of a class that hears what it is asked
+        # Parameters may be of a class that hears what it is asked; a step that has raised may be tried again.
+        with torch._C.DisableTorchFunction(), recorder.latest.measuring(entry.turn, recorder):
             self._pairs_of(entry, optimizer)
             if recorder.wants["param"]:
                 recorder.measure_keyed(entry.tensors, entry.param_keys)
@@ -391,7 +395,8 @@ class OptimizerLens:
                 recorder.measure_updates(*entry.shadows.list_moved())
                 entry.shadows.settle()
             if recorder.wants["buffer"]:
-                self._measure_buffers()
+                with recorder.latest.measuring("buffers", recorder):
+                    self._measure_buffers()
             if recorder.wants["state"]:
                 self._measure_state(pairs, optimizer)
 

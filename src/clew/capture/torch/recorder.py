@@ -15,6 +15,7 @@ from clew.capture.assemble import (
     DROPPED,
     KIND_SHIFT,
     SITE_SHIFT,
+    Latest,
     Layout,
 )
 from clew.capture.beat import Beat
@@ -128,7 +129,6 @@ class Recorder(Beat):
         """Whether the probes look at this step: at the start of a run, and now and then later."""
         self.closing = False
         self.in_backward = 0
-        self.has_repeats = False
         self.unseen: dict[str, str] = {}
         self.flight = Flight(self)
         self.rank = read_rank()
@@ -150,6 +150,7 @@ class Recorder(Beat):
         self.no_rows = (self._layout, None, False)
         self._pid = os.getpid()
         self._counts: dict[tuple[int, int], int] = {}
+        self.latest = Latest()
 
     def _make_room_for_gates(self) -> None:
         self.nested = 0
@@ -494,8 +495,9 @@ class Recorder(Beat):
                 self.backlog.append((self.step, was_due, phases, *self.no_rows, self.scalars, []))
             self.closing, self.losses, self.calls = False, 0, []
             self.keys, self.copies, self.scalars, self.batches = [], [], [], []
-            if self._counts or self.waiting or self.handles or self.has_repeats:
-                self._counts, self.waiting, self.handles, self.has_repeats = {}, [], [], False
+            self.latest.rows.clear()
+            if self._counts or self.waiting or self.handles:
+                self._counts, self.waiting, self.handles = {}, [], []
             try:
                 waited = now - self._handed_over_at > _BACKLOG_SECONDS
                 longest = _MOST_RECORDED if was_due else self.longest_backlog
@@ -521,7 +523,7 @@ class Recorder(Beat):
         """Return the rows of the step, what each is, and whether some are to be merged or left out."""
         if not self._layout.fits(self.keys, self.copies):
             self._layout = Layout(self.keys, self.copies)
-        return self._layout, self.rows.cut(len(self.keys)), self.has_repeats or DROPPED in self.keys
+        return self._layout, self.rows.cut(len(self.keys)), not self._layout.is_plain
 
     def _work_off(self) -> None:
         try:

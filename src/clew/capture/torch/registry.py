@@ -23,9 +23,6 @@ _WRAPPERS: Final = {
 }
 """Classes that wrap a user's model, and the name the model has inside: not a place of its own."""
 
-MAX_CALLS: Final = 16
-"""Calls of one module in a step that are told apart; later ones are merged into the last."""
-
 
 class ModuleEntry:
     """One module under observation: its site, its calls in the current step, its output's leaves.
@@ -56,6 +53,11 @@ class ModuleEntry:
         self.recalls = self.eval_recalls = 0
         self.serial = -1
         self.leaves: dict[str, int] = {}
+
+    def go_on_from(self, before: ModuleEntry) -> None:
+        """Count on where another module had this place before, perhaps in the same step."""
+        self.serial, self.calls, self.eval_calls = before.serial, before.calls, before.eval_calls
+        self.recalls, self.eval_recalls = before.recalls, before.eval_recalls
 
     def count_call(self, serial: int, *, in_eval: bool, is_again: bool) -> int:
         """Return which call of the module in this mode within the step this is, and count it."""
@@ -100,6 +102,8 @@ class Registry:
         self.modules: dict[int, ModuleEntry] = {}
         self.tensors: dict[int, TensorEntry] = {}
         self.trees: list[Tree] = []
+        self._newest: dict[int, ModuleEntry] = {}
+        """By site, the module that had this place last."""
         self._references: dict[int, weakref.ref[Any]] = {}
         self._names: dict[str, Tree | None] = {}
 
@@ -172,7 +176,9 @@ class Registry:
             args=describe_arguments(module),
         )
         entry = ModuleEntry(name, number, wanted=self._sites.is_wanted(name))
-        self.modules[id(module)] = entry
+        if number in self._newest:
+            entry.go_on_from(self._newest[number])
+        self._newest[number] = self.modules[id(module)] = entry
         self._keep(module, name, tree, self.modules)
         return entry
 
