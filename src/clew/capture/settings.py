@@ -40,7 +40,8 @@ class Settings:
     that clew may take, or None for every step. ``sites``: patterns, ``!pattern`` excludes.
     ``warmup_steps``: steps at the start that are all recorded, whatever ``every`` or ``budget`` say, since probes look
     at recorded steps only. ``quota_bytes``: how large the run may grow, or None. ``doctor``: whether the rules
-    look while the run goes on. ``watch``: watchpoints, and ``on_hit`` what one that fires does. ``on_nonfinite``: what to do when a loss or gradient is NaN or infinite.
+    look while the run goes on. ``watch``: watchpoints, and ``on_hit`` what one that fires does. ``on_nonfinite``: what
+    to do when a loss or gradient is NaN or infinite.
     ``hang_seconds``: after how long without the end of a step all stacks are written, or None. ``snapshots``: ``auto``,
     ``off`` or ``every:N``; ``snapshot_bytes`` bounds them, ``keep_batches`` is of how many steps the batches stay, and
     ``data`` whether any of the user's data may be kept at all. ``explain``: who executes a bad step again, a fork of

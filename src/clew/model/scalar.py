@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-OWN_NAMES: Final = ("loss", "lr", "grad_norm")
+OWN_NAMES: Final = ("loss", "lr", "grad_norm", "start_seconds")
 OWN_PREFIXES: Final = (
     *("clew.", "clip.", "group.", "memory.", "nonfinite.", "scaler.", "time."),
     "log.",

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from clew.capture.assemble import (
-    DROPPED,
-    KIND_SHIFT,
-    SITE_SHIFT,
-    Latest,
-    Layout,
-)
+from clew.capture.assemble import DROPPED, KIND_SHIFT, SITE_SHIFT, Latest, Layout
 from clew.capture.beat import Beat
 from clew.capture.clock import CLEW, StepClock, make_clock
 from clew.capture.guard import Guard
