@@ -47,6 +47,18 @@ def test_a_dash_is_standard_output_as_everywhere(write, tmp_path, monkeypatch):
     assert not Path("-").exists()
 
 
+def test_a_format_that_the_name_of_the_file_denies_is_said(runs, tmp_path, capsys):
+    path = tmp_path / "x.csv"
+    words = ["export", "latest", "-o", str(path), "--step", "5", "--root", str(runs)]
+    assert main([*words, "--to", "json"]) == 0
+    assert (
+        f"clew: wrote {path} as json, as --to says, though its name ends in .csv\n" in capsys.readouterr().err
+    )
+    assert json.loads(path.read_text())
+    assert main(words) == 0
+    assert capsys.readouterr().err.endswith(f"clew: wrote {path}\n")
+
+
 def test_json_is_strict_and_one_row_a_line(write):
     text = write("latest --to json --site fc2 --kind grad_output --step 45:51")
     rows = json.loads(text)

@@ -138,6 +138,9 @@ def test_statistics_for_programs(look):
         ("show latest --step 9-12", "'9-12' is no range of steps"),
         ("show latest --rank 7", "the run has no rank 7"),
         ("show latest --rank x", "argument --rank: invalid int value: 'x'"),
+        ("show latest --limit -1", "'-1' is no number of rows"),
+        ("show latest --step 5:2", "there is no step in '5:2'"),
+        ("show latest --step :0", "there is no step in ':0'"),
         ("show latest --step 1 --limit -3", "'-3' is no number of rows"),
     ],
 )

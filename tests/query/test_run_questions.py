@@ -361,3 +361,17 @@ def test_reading_needs_no_framework(tmp_path):
     )
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", script, str(folder)], check=True, env=environment)
+
+
+def test_a_table_gives_rows_and_pieces_by_number(run):
+    table = run.stats(kind="grad")
+    rows = list(table)
+    assert table[0] == rows[0]
+    assert table[np.int64(1)] == table.row(1) == rows[1]
+    assert table[-1] == rows[-1]
+    assert list(table[1:3]) == rows[1:3]
+    assert list(table[::-1]) == rows[::-1]
+    with pytest.raises(IndexError, match=f"the table has {len(rows)} rows, and no row {len(rows)}"):
+        table[len(rows)]
+    with pytest.raises(UsageError, match="the table has no column 'None'"):
+        table[None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -98,6 +100,33 @@ def test_end_is_the_same_and_every_step_is_there(name, endings):
     said = [note for note in run.info.notes if note.startswith("ended by") and "RuntimeError" not in note]
     assert said == ([f"ended by {end}"] if end else [])
     assert bool(run.info.ended)
+    if end.startswith("os.exec"):
+        told = [line for line in under_clew.stderr.splitlines() if "ends the script" in line]
+        assert told == [f"clew: {end} ends the script; recorded: runs/{folder.name}"]
+    if name == "no other program":
+        assert "ends the script" not in under_clew.stderr
+
+
+NEVER_LEFT = """
+import atexit, clew
+watch = clew.watch(model, optimizer, out="watched", name="run", every=1)
+watch.__enter__()
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("last", "state"), [("", "complete"), ("raise ValueError('mine')", "died")])
+def test_a_watch_that_is_never_left_ends_with_the_program_and_has_its_steps(tmp_path, last, state):
+    (tmp_path / "train.py").write_text(TRAIN + NEVER_LEFT + last)
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == bool(last), done.stderr
+    run = clew.open_run(tmp_path / "watched" / "run")
+    assert (run.state, run.ended_steps.tolist(), run.problems) == (state, [0, 1, 2, 3, 4], [])
+    assert "ended by the end of the program: the with block of clew.watch was never left" in run.info.notes
 
 
 def test_watch_leaves_signals_and_functions_as_they_were(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import inspect
 import sys
@@ -46,11 +47,14 @@ class Watch:
         self._is_watching = _start_safely(
             self._recording, models=self._models, optimizers=self._optimizers, is_asked=True
         )
+        # Somebody may enter by hand and never leave. The writer has its own, later, which knows of no unfinished step.
+        atexit.register(self._recording.finish_at_exit)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        atexit.unregister(self._recording.finish_at_exit)
         self._recording.finish("complete" if error is None else "died", error=error)
 
     def log(self, **numbers: Any) -> None:

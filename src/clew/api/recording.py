@@ -315,6 +315,12 @@ class Recording:
         if self._is_script:
             self.tell(f"clew: {end} ends the script; recorded: {self._shown}")
 
+    def finish_at_exit(self) -> None:
+        """End what the program never ended itself: Python is about to, perhaps because of an exception."""
+        self._end_word = "the end of the program: the with block of clew.watch was never left"
+        error = getattr(sys, "last_value", None)
+        self.finish("complete" if error is None else "died", error=error)
+
     def _leave(self, end: str, exit_code: int) -> None:
         """Do what is done at the end: the script leaves past Python's own, perhaps because of an exception."""
         self._end_word = end
@@ -381,7 +387,8 @@ class Recording:
         if error is not None:
             from clew.replay.exception_hint import read_message
 
-            notes.append(f"ended by {type(error).__name__}: {read_message(error)}")
+            message = read_message(error)
+            notes.append(f"ended by {type(error).__name__}" + (f": {message}" if message else ""))
         return notes
 
     def _tell_stop(self) -> list[str]:

@@ -101,7 +101,15 @@ def _present() -> list[Ending]:
 def _make_exec(original: Callable[..., Any]) -> Callable[..., Any]:
     def execute(*args: Any, **kwargs: Any) -> Any:
         take_back: list[Callable[[], None]] = []
-        _in_time(lambda: take_back.extend([each.save(f"os.{original.__name__}") for each in _present()]))
+        end = f"os.{original.__name__}"
+
+        def save() -> None:
+            take_back.extend([each.save(end) for each in _present()])
+            if args and _can_be_executed(args[0]):
+                for each in _present():
+                    each.tell(end)
+
+        _in_time(save)
         try:
             return original(*args, **kwargs)
         finally:  # it could not be done, or this line would not be reached
@@ -109,6 +117,14 @@ def _make_exec(original: Callable[..., Any]) -> Callable[..., Any]:
                 action()
 
     return execute
+
+
+def _can_be_executed(path: Any) -> bool:
+    """Return whether another program is likely to take the place of this one: a search tries many paths in vain."""
+    try:
+        return os.access(path, os.X_OK)
+    except (TypeError, ValueError):
+        return isinstance(path, int)  # an open file
 
 
 def _make_exit(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,6 +42,13 @@ _SECRET: Final = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS|KEY|CREDENTIAL|AUTH|COO
 _SECRET_ARGUMENT: Final = re.compile(
     r"^(--?[\w-]*(?:token|secret|password|passwd|api[-_]?key|credential|auth)[\w-]*)(=.*)?$", re.IGNORECASE
 )
+_SECRET_USER: Final = re.compile(r"(\w[\w+.-]*://[^/\s:@]*:)[^/\s]*(?=@)")
+_SECRET_TOKEN: Final = re.compile(r"(https?://)[^/\s:@]+(?=@)", re.IGNORECASE)
+_SECRET_QUERY: Final = re.compile(
+    r"([?&][\w.-]*(?:token|secret|password|passwd|api[-_]?key|credential|auth|signature)[\w.-]*=)[^&\s#]+",
+    re.IGNORECASE,
+)
+"""In an address: a password after the user, a token in the user's place, and one among the parameters."""
 _GIT_SECONDS: Final = 5
 _HIDDEN: Final = "(hidden)"
 
@@ -84,15 +91,22 @@ def hide_secrets(command: list[str]) -> list[str]:
         elif found and found.group(2):
             hidden.append(f"{found.group(1)}={_HIDDEN}")
         else:
-            hidden.append(word)
+            hidden.append(hide_in_address(word))
         hide_next = bool(found and not found.group(2))
     return hidden
+
+
+def hide_in_address(text: str) -> str:
+    """Return a text with the secrets in addresses hidden: ``https://user:(hidden)@host/x``."""
+    for pattern in (_SECRET_USER, _SECRET_TOKEN, _SECRET_QUERY):
+        text = pattern.sub(rf"\g<1>{_HIDDEN}", text)
+    return text
 
 
 def read_environment() -> dict[str, str]:
     """Return the environment variables that change training, never those that look like secrets."""
     return {
-        key: value
+        key: hide_in_address(value)
         for key, value in sorted(os.environ.items())
         if key.startswith(ENVIRONMENT_PREFIXES) and not _SECRET.search(key)
     }

@@ -74,5 +74,12 @@ def parse_step(text: str | None) -> int | slice | str | None:
     if re.fullmatch(r"\d+", text):
         return int(text)
     if re.fullmatch(r"\d*:\d*(:[1-9]\d*)?", text):
-        return slice(*(int(part) if part else None for part in text.split(":")))
+        steps = slice(*(int(part) if part else None for part in text.split(":")))
+        if steps.stop is not None and steps.stop <= (steps.start or 0):
+            raise UsageError(
+                f"there is no step in '{text}': it ends at step {steps.stop}, which is left out, and begins at "
+                f"step {steps.start or 0}",
+                next_step="write the earlier step first: 2:5 are the steps 2, 3 and 4",
+            )
+        return steps
     raise UsageError(f"'{text}' is no range of steps", next_step="write 12, 100:200, 100:, :50 or latest")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clew.cli.parser import Parser
     from clew.query import Run, Table
 
+FORMATS: Final = ("csv", "json", "parquet")
 PIECE_ROWS: Final = 200_000
 
 
@@ -65,7 +66,10 @@ def execute(args: Namespace) -> int:
     write(_with_progress(pieces, len(steps)), form, args.output)
     tell_problems(run)
     if args.output is not None:
-        print(f"clew: wrote {args.output}", file=sys.stderr)
+        ending = args.output.suffix.lstrip(".").lower()
+        is_other = ending in FORMATS and ending != form
+        words = f" as {form}, as --to says, though its name ends in .{ending}" if is_other else ""
+        print(f"clew: wrote {args.output}{words}", file=sys.stderr)
     return 0
 
 
@@ -86,7 +90,7 @@ def _write_events(args: Namespace) -> int:
 
 def _choose_format(args: Namespace) -> str:
     form = args.to or (args.output.suffix.lstrip(".").lower() if args.output else "")
-    if form not in ("csv", "json", "parquet"):
+    if form not in FORMATS:
         raise UsageError(
             "no format was given", where="clew export", next_step="--to csv, --to json or --to parquet"
         )

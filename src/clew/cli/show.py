@@ -34,6 +34,8 @@ def configure(parser: Parser) -> None:
 
 def execute(args: Namespace) -> int:
     """Print the page or the table."""
+    if args.limit < 0:
+        raise UsageError(f"'{args.limit}' is no number of rows", next_step="write --limit 100, or 0 for all")
     run = open_chosen(args)
     page = _choose_page(args, run)
     if args.json:
@@ -54,8 +56,6 @@ def _choose_page(args: Namespace, run: Run) -> Page:
         from clew.views.run_page import make_page
 
         return make_page(run)
-    if args.limit < 0:
-        raise UsageError(f"'{args.limit}' is no number of rows", next_step="write --limit 100, or 0 for all")
     from clew.views import site_table
 
     tell_problems(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -37,7 +37,9 @@ class Series:
 
 
 class Table:
-    """Rows as columns. ``table["site"]`` is a numpy array; iteration gives each row as a dict.
+    """Rows as columns. ``table["site"]`` is a numpy array; iteration and ``table[0]`` give a row as a dict.
+
+    ``table[2:5]`` is the table of these rows.
 
     Columns of names (site, kind, mode) are kept as numbers; ``codes`` gives these.
     """
@@ -62,26 +64,43 @@ class Table:
     def __contains__(self, column: object) -> bool:
         return column in self._columns
 
-    def __getitem__(self, column: str) -> NDArray[Any]:
+    @overload
+    def __getitem__(self, key: str) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, key: slice) -> Table: ...
+
+    def __getitem__(self, key: str | int | slice) -> NDArray[Any] | dict[str, Any] | Table:
+        if isinstance(key, slice):
+            return self.take(np.arange(len(self))[key])
+        if isinstance(key, (int, np.integer)):
+            return self.row(int(key))
+        return self._column(key)
+
+    def _column(self, column: str) -> NDArray[Any]:
         codes = self.codes(column)
         names = self._names.get(column)
         return codes if names is None else np.array([*names, None], object)[:-1][codes]
 
     def codes(self, column: str) -> NDArray[Any]:
         """Return a column as stored: numbers also where ``table[column]`` gives names."""
-        if column not in self._columns:
+        if not isinstance(column, str) or column not in self._columns:
+            column = str(column)
             raise UsageError(
                 f"the table has no column '{column}'", next_step=suggest(column, self._columns) or str(self)
             )
         return self._columns[column]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        lists = [self[column].tolist() for column in self._columns]
+        lists = [self._column(column).tolist() for column in self._columns]
         for values in zip(*lists, strict=True):
             yield dict(zip(self._columns, values, strict=True))
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return one row."""
+        """Return one row; a negative number counts from the end."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"the table has {len(self)} rows, and no row {index}")
         return next(iter(self.take(np.array([index]))))
 
     def take(self, rows: NDArray[Any]) -> Table:
