@@ -356,6 +356,53 @@ def test_outputs_of_every_shape_are_named_by_their_leaves(record):
     assert memory.names(kind="batch") == ["batch.0", "batch.extra"]
 
 
+def test_outputs_that_cannot_be_looked_into_are_told_of_and_left_alone(record):
+    class Odd:
+        """Complains of whatever is asked of it."""
+
+        def __init__(self, tensor):
+            object.__setattr__(self, "tensor", tensor)
+
+        def __getattribute__(self, name):
+            if name != "__class__":
+                raise AssertionError(f"{name} was asked for")
+            return object.__getattribute__(self, name)
+
+    class Gives(nn.Module):
+        def __init__(self, wrap):
+            super().__init__()
+            self.wrap = wrap
+
+        def forward(self, x):
+            return self.wrap(x)
+
+    deep = torch.zeros(1)
+    for _ in range(8):
+        deep = [deep]
+    wraps = {
+        "odd": Odd,
+        "lazily": lambda x: (part for part in [x]),
+        "inside": lambda x: {"x": x, "rest": (None, 3, "text", {x})},
+        "long": lambda x: [x] * 70,
+        "deep": lambda _: deep,
+        "nothing": lambda x: (x, None, 1.5, 2, True, "text", x.dtype, x.device, 1j, x.numpy()),
+        "none": lambda _: None,
+    }
+    model = nn.ModuleDict({name: Gives(wrap) for name, wrap in wraps.items()})
+    with record(model) as memory:
+        for _ in range(2):
+            given = {name: model[name](torch.ones(2)) for name in wraps}
+    assert len(list(given["lazily"])) == 1  # nobody has taken from it
+    assert memory.session.recorder.unseen == {
+        "odd": f"it gives an object of class {Odd.__qualname__}, which is not looked into",
+        "lazily": "it gives an object of class generator, which is not looked into",
+        "inside[rest][3]": "it gives an object of class set, which is not looked into",
+        "long": "it gives all but the first 64 parts of a list, which is not looked into",
+        "deep[0][0][0][0][0][0]": "it gives an object of class list, which is not looked into",
+    }
+    assert memory.session.recorder.guard.total == 0
+
+
 def test_tied_and_shared_parts_are_one_site(record):
     class Tied(nn.Module):
         def __init__(self):

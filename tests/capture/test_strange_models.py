@@ -154,3 +154,27 @@ def test_models_that_live_together_under_one_name_keep_their_parts_apart(record)
         site.name: memory.sites[site.parent].name for site in memory.sites.values() if site.parent >= 0
     }
     assert parents["model#2.0.weight"] == "model#2.0"
+
+
+def test_layers_that_give_objects_of_their_own_are_told_of_together(tmp_path):
+    class Box:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, box):
+            return Box(self.inner(box.tensor))
+
+    model = nn.Sequential(*(Layer() for _ in range(6)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = record(
+        model, optimizer, [lambda: model(Box(torch.ones(3, 2))).tensor.square().mean()] * 2, tmp_path
+    )
+    (note,) = [note for note in run.info.notes if note.startswith("not seen")]
+    assert note.startswith("not seen: 0, 1, 2, 3, 3 more: it gives an object of class ")
+    assert note.endswith("Box, which is not looked into")
+    assert len(run.series("5.inner", "grad_output", "l2")) == 2

@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from clew.api.acting import choose_action
 from clew.api.folder import choose_folder, close_meeting, give_back
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from clew.replay.stops import Stops
     from clew.store.notes import NoteFile
     from clew.store.writer import Writer
+
+
+_MOST_UNSEEN: Final = 4
+"""Sites that are named of those that were not seen for one and the same reason."""
 
 
 class Recording:
@@ -374,7 +378,7 @@ class Recording:
     def _closing_notes(self, error: BaseException | None) -> list[str]:
         recorder = self.session.recorder
         schedule = recorder.schedule
-        notes = [f"not seen: {site}: {why}" for site, why in recorder.unseen.items()]
+        notes = _tell_unseen(recorder.unseen)
         notes += recorder.sites.tell_unmatched() + self.session.policy.tell_all()
         is_short = self._writer is not None and bool(self._writer.stopped)  # which is told for itself
         notes += self._snapshots.describe() if self._snapshots is not None and not is_short else []
@@ -436,3 +440,15 @@ class Recording:
         give_back(self.folder)
         if self._is_script and "torch" not in sys.modules:
             self.tell("clew: the script never imported torch; nothing was recorded")
+
+
+def _tell_unseen(unseen: dict[str, str]) -> list[str]:
+    """Return a note for each reason: the layers of a model may all be of a kind that cannot be seen."""
+    sites: dict[str, list[str]] = {}
+    for site, why in unseen.items():
+        sites.setdefault(why, []).append(site)
+    notes = []
+    for why, names in sites.items():
+        more = [f"{len(names) - _MOST_UNSEEN} more"] if len(names) > _MOST_UNSEEN else []
+        notes.append(f"not seen: {', '.join([*names[:_MOST_UNSEEN], *more])}: {why}")
+    return notes

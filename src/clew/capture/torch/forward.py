@@ -242,9 +242,12 @@ class ForwardLens:
         if type(output) is torch.Tensor:
             self._leaf.see(entry.site, output, tag)
             return
+        missed: dict[str, str] = {}
         with torch._C.DisableTorchFunction():
-            for path, tensor in walk(output):
+            for path, tensor in walk(output, missed=missed):
                 self._leaf.see(self._leaf_site(entry, path), tensor, tag)
+        for path, what in missed.items():
+            recorder.unseen.setdefault(f"{entry.name}{path}", f"it gives {what}, which is not looked into")
 
     def _record_inputs(self, entry: ModuleEntry, args: Any, kwargs: Any, tag: int) -> None:
         given = {**{str(index): value for index, value in enumerate(args)}, **kwargs}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import enum
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from clew.stats.rows import KERNEL
@@ -26,17 +28,42 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return inner if isinstance(inner, torch.Tensor) else tensor
 
 
-def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor in a value with its path, such as ``[0]`` or ``[logits]``."""
+_BARE: Final = (
+    bytearray, complex, type, range, slice, enum.Enum, np.generic, np.ndarray,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+"""What holds no tensors, besides None, texts and numbers."""
+
+
+def walk(
+    value: Any, path: str = "", depth: int = 0, missed: dict[str, str] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor in a value with its path, such as ``[0]`` or ``[logits]``.
+
+    ``missed`` takes, by path, what may hold tensors and is not looked into: an object of an unknown class is neither
+    iterated nor asked for anything, since that might run code of its own.
+    """
     if isinstance(value, torch.Tensor):
         # A nested tensor has no shape to speak of; nothing that looks at leaves can read one.
         if not value.is_nested:
             yield path, value
+        elif missed is not None:
+            missed[path] = "a nested tensor"
         return
-    if depth >= _DEEPEST or value is None or isinstance(value, (str, bytes, int, float)):
+    if value is None or isinstance(value, (str, bytes, int, float)):
         return
-    for name, part in _parts(value):
-        yield from walk(part, f"{path}[{name}]", depth + 1)
+    parts = _parts(value) if depth < _DEEPEST else None
+    if missed is not None and not issubclass(type(value), _BARE):
+        _note_missed(value, parts, path, missed)
+    for name, part in parts or ():
+        yield from walk(part, f"{path}[{name}]", depth + 1, missed)
+
+
+def _note_missed(value: Any, parts: list[tuple[str, Any]] | None, path: str, missed: dict[str, str]) -> None:
+    if parts is None:
+        missed[path] = f"an object of class {type(value).__qualname__}"
+    elif len(parts) == _LONGEST and isinstance(value, Sized) and len(value) > _LONGEST:
+        missed[path] = f"all but the first {_LONGEST} parts of a {type(value).__qualname__}"
 
 
 def list_leaves(value: Any) -> list[torch.Tensor]:
@@ -66,8 +93,8 @@ def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
         found.extend(leaf for _, leaf in walk(value, depth=depth))
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Return the named parts of a container; nothing for an object that is none."""
+def _parts(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the named parts of a container; None for an object that is none."""
     if type(value) in _PLAIN:
         return [(str(index), part) for index, part in enumerate(value[:_LONGEST])]
     if isinstance(value, torch.nn.utils.rnn.PackedSequence):
@@ -80,7 +107,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(str(index), part) for index, part in enumerate(value[:_LONGEST])]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    return []
+    return None
 
 
 def has_meta(what: tuple[Any, ...]) -> bool:
