@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 import clew
 from clew.views.run_page import make_page
+from clew.views.site_table import make_page as make_site_table
 
 
 def make():
@@ -119,6 +120,20 @@ def test_a_transform_by_the_weights_is_a_step_and_other_transforms_are_none(tmp_
     run = record(tmp_path, training)
     assert len(run.ended_steps) == 5
     assert say_steps(run) == "5"
+
+
+def test_steps_inside_a_transform_leave_no_statistics_and_the_words_say_so(tmp_path):
+    def training():
+        model = make()
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        slope = grad(lambda weights, x: functional_call(model, weights, x).square().mean())
+        for _ in range(5):
+            gradients = slope(weights, torch.randn(3, 4))
+            weights = {name: w - 0.1 * gradients[name] for name, w in weights.items()}
+
+    run = record(tmp_path, training)
+    assert say_steps(run) == "5, no statistics of them"
+    assert make_site_table(run, step=3).blocks[-1].empty == "no statistics were recorded"
 
 
 def test_calls_are_steps_where_nothing_is_trained(tmp_path):

@@ -31,6 +31,12 @@ def test_what_is_not_known_is_not_said():
     )
 
 
+def test_steps_of_which_nothing_was_measured_are_not_called_recorded_in_full():
+    assert "clew: 21 steps, no statistics of them\n" in format_summary(
+        Path("runs/a"), steps=21, recorded_steps=0
+    )
+
+
 def test_a_run_without_a_step_says_where_to_start_clew():
     text = format_summary(Path("runs/a"), steps=0)
     assert "clew: no model was called in this process" in text

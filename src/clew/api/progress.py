@@ -24,6 +24,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.worst = ""
+        self.measured = 0
+        """How many steps have left statistics."""
         self._loss: float | None = None
         self._step = 0
         self._wall = self._data = self._cost = 0.0
@@ -54,6 +56,7 @@ class Progress:
         self._add_wall(wall, 1)
         self._loss = recorder.last_loss
         self._step = record.step
+        self.measured += len(record) > 0
         if not self.worst:
             self.worst = _find_worst(recorder, record)
 

@@ -385,7 +385,7 @@ class Recording:
         if schedule.thinned and not is_short:
             full, why = self._count_full()
             total = schedule.recorded + schedule.thinned
-            notes.append(f"thinned: {full} of {total} steps recorded in full ({why})")
+            notes += [f"thinned: {full} of {total} steps recorded in full ({why})"] if full else []
         if self._end_word:
             notes.append(f"ended by {self._end_word}")
         if error is not None:
@@ -406,7 +406,7 @@ class Recording:
         if writer is not None and (writer.limited or writer.stopped):
             return writer.summary.full, "quota"
         how = f"budget {self.settings.budget:.0%}" if schedule.every is None else f"every {schedule.every}"
-        return schedule.recorded, how
+        return min(self._progress.measured, self.session.recorder.ended), how
 
     def _say_goodbye(self) -> None:
         if not self._is_script:

@@ -52,8 +52,9 @@ class Draft:
             for name, value in zip(_TIMES, self.phases, strict=True)
             if value
         ]
-        self.scalars.append(_RECORDED if self.due else _THINNED)
         columns, layout = self._assemble()
+        # A due step of which nothing could be measured, say inside a transform of torch.func, is not one in full.
+        self.scalars.append(_RECORDED if self.due and len(columns.keys) else _THINNED)
         return StepRecord(
             step=self.step,
             sites=layout.sites,

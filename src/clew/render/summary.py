@@ -47,7 +47,8 @@ def format_summary(
     if kept_steps is not None and kept_steps < steps:
         facts.append(f"{format_integer(kept_steps)} of them on record")
     if recorded_steps is not None and recorded_steps < (steps if kept_steps is None else kept_steps):
-        facts.append(f"{format_integer(recorded_steps)} {'of them ' if kept_steps is None else ''}in full")
+        full = f"{format_integer(recorded_steps)} {'of them ' if kept_steps is None else ''}in full"
+        facts.append(full if recorded_steps else "no statistics of them")
     facts += [f"last loss {format_number(loss)}"] if loss is not None else []
     if cost_share is not None:
         is_short = steps < _SHORT_RUN and cost_share > _NOTICEABLE

@@ -84,10 +84,11 @@ static int keep_told_layout(const Told *told, int width, Layout *layout)
 /* Whether torch told of a tensor in this process's memory. */
 static int is_told(PyObject *tensor, Told *told)
 {
-    if (!tell_tensor)
+    if (!tell_tensor || (was_refused && !may_tell(tensor)))
         return 0;
     if (tell_tensor(tensor, told) != 0) {
         PyErr_Clear();
+        was_refused = 1;
         return 0;
     }
     told->data = (char *)told->data + told->offset;

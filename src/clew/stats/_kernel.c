@@ -15,7 +15,7 @@
 #define process_id() 0L
 #endif
 
-enum { MAX_TYPES = 8, MAX_DTYPES = 32, QUESTIONS = 9 };
+enum { MAX_TYPES = 8, MAX_DTYPES = 32, QUESTIONS = 10 };
 enum { THREAD_BYTES = 4 << 20, FREE_BYTES = 1 << 20 }; /* from where threads, and letting other Python threads run, pay */
 
 #define FAST(name, function, doc) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, doc}
@@ -26,10 +26,11 @@ static PyObject *dtype_object[MAX_DTYPES];
 static int dtype_code[MAX_DTYPES];
 static Py_ssize_t plain_types, dtypes;
 static PyObject *ask_data_ptr, *ask_numel, *ask_contiguous, *ask_stride, *ask_neg, *ask_offset, *ask_mode,
-    *ask_threads, *ask_grad;
-static PyObject *str_dtype, *str_is_cpu, *str_shape;
+    *ask_threads, *ask_grad, *ask_storage;
+static PyObject *str_dtype, *str_is_cpu, *str_is_nested, *str_shape;
 static long home_process;
 
+#include "_ask.h"
 #include "_exchange.h"
 
 /* Where the row of the first tensor goes; hash and hist may be NULL. */
@@ -66,41 +67,6 @@ static void write_target(const Piece *p, const Task *task, const Target *target,
         memcpy(target->hist + i * BINS, p->hist, sizeof p->hist);
 }
 
-static int64_t ask_integer(PyObject *method, PyObject *tensor)
-{
-    PyObject *answer = PyObject_CallFunctionObjArgs(method, tensor, NULL);
-    int64_t value = answer ? PyLong_AsLongLong(answer) : -1;
-    Py_XDECREF(answer);
-    return value;
-}
-
-static int ask_truth(PyObject *method, PyObject *tensor)
-{
-    PyObject *answer = PyObject_CallFunctionObjArgs(method, tensor, NULL);
-    int value = answer == Py_True;
-    Py_XDECREF(answer);
-    return value;
-}
-
-static int read_flag(PyObject *tensor, PyObject *name)
-{
-    PyObject *answer = PyObject_GetAttr(tensor, name);
-    int value = answer == Py_True;
-    Py_XDECREF(answer);
-    return value;
-}
-
-static int find_dtype(PyObject *tensor)
-{
-    PyObject *dtype = PyObject_GetAttr(tensor, str_dtype);
-    int code = -1;
-    for (Py_ssize_t i = 0; i < dtypes && code < 0; i++)
-        if (dtype_object[i] == dtype)
-            code = dtype_code[i];
-    Py_XDECREF(dtype);
-    return code;
-}
-
 static int is_plain_type(PyObject *tensor)
 {
     for (Py_ssize_t i = 0; i < plain_types; i++)
@@ -130,16 +96,6 @@ static int read_layout(PyObject *tensor, int width, Layout *layout)
     return same;
 }
 
-/* While a user's torch-function mode is active it would see our questions: then the caller must step out of it. */
-static int is_observed(void)
-{
-    PyObject *answer = PyObject_CallFunctionObjArgs(ask_mode, NULL);
-    int value = answer != Py_False;
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    return value;
-}
-
 /* A negative view shows one part of complex numbers, so it has gaps unless it has one element. */
 static int may_be_negative(const Task *task, int contiguous)
 {
@@ -149,7 +105,7 @@ static int may_be_negative(const Task *task, int contiguous)
 /* As read_tensor, by asking the tensor itself. */
 static int ask_tensor(PyObject *tensor, Task *task, Layout *layout)
 {
-    if (is_observed())
+    if (is_observed() || (was_refused && !ask_truth(ask_storage, tensor)))
         return 0;
     task->type = task->measured = find_dtype(tensor);
     if (task->type < 0 || !read_flag(tensor, str_is_cpu))
@@ -159,7 +115,11 @@ static int ask_tensor(PyObject *tensor, Task *task, Layout *layout)
         return 0;
     task->count = ask_integer(ask_numel, tensor);
     task->data = (const char *)(uintptr_t)ask_integer(ask_data_ptr, tensor);
-    if (PyErr_Occurred() || (task->count && !task->data))
+    if (PyErr_Occurred()) {
+        was_refused = 1;
+        return 0;
+    }
+    if (task->count && !task->data)
         return 0;
     if (may_be_negative(task, contiguous) && ask_truth(ask_neg, tensor))
         return 0;
@@ -500,13 +460,15 @@ static int keep_dtypes(PyObject *codes)
 PyDoc_STRVAR(configure_doc,
              "configure(types, codes, questions, openmp, exchange)\n\n"
              "Tell the kernel once about torch: the plain tensor classes, dtype -> element type, the unbound methods\n"
-             "(data_ptr, numel, is_contiguous, stride, is_neg, storage_offset) and functions (is a torch-function mode on, number of threads, are\n"
-             "gradients on) to ask, the address of GOMP_parallel or 0, and the exchange table of DLPack or None.");
+             "(data_ptr, numel, is_contiguous, stride, is_neg, storage_offset) and functions (is a torch-function mode on, number\n"
+             "of threads, are gradients on, has a tensor a storage) to ask, the address of GOMP_parallel or 0, and the exchange\n"
+             "table of DLPack or None.");
 
 static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     PyObject **slots[] = {&ask_data_ptr, &ask_numel, &ask_contiguous, &ask_stride,
-                           &ask_neg,      &ask_offset, &ask_mode,      &ask_threads, &ask_grad};
+                           &ask_neg,      &ask_offset, &ask_mode,      &ask_threads, &ask_grad,
+                           &ask_storage};
     (void)module;
     if (n != 5 || !PyDict_Check(args[1]) || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) != QUESTIONS ||
         !keep_types(args[0]) || !keep_dtypes(args[1]) || !keep_exchange(args[4])) {
@@ -586,10 +548,11 @@ PyMODINIT_FUNC PyInit__kernel(void)
             variant = &variants[i];
     str_dtype = PyUnicode_InternFromString("dtype");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
+    str_is_nested = PyUnicode_InternFromString("is_nested");
     str_shape = PyUnicode_InternFromString("shape");
     str_params = PyUnicode_InternFromString("params");
-    PyObject *module =
-        str_dtype && str_is_cpu && str_shape && str_params && intern_glance_names() ? PyModule_Create(&definition) : NULL;
+    int is_named = str_dtype && str_is_cpu && str_is_nested && str_shape && str_params && intern_glance_names();
+    PyObject *module = is_named ? PyModule_Create(&definition) : NULL;
 #ifdef HAVE_CLOCK
     if (module && !add_types(module))
         Py_CLEAR(module);

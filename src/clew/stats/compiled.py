@@ -77,7 +77,12 @@ def tell_of_torch(kernel: ModuleType, *, has_exchange: bool = True) -> None:
         tensor.is_neg,
         tensor.storage_offset,
     )
-    functions = (torch._C._is_torch_function_mode_enabled, torch.get_num_threads, torch.is_grad_enabled)
+    functions = (
+        torch._C._is_torch_function_mode_enabled,
+        torch.get_num_threads,
+        torch.is_grad_enabled,
+        torch._C._has_storage,
+    )
     types = (torch.Tensor, torch.nn.Parameter)
     exchange = getattr(tensor, "__dlpack_c_exchange_api__", None) if has_exchange else None
     kernel.configure(types, list_dtype_codes(), (*methods, *functions), _find_openmp(), exchange)

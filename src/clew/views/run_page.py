@@ -132,9 +132,8 @@ def _say_steps(run: Run) -> str:
         if is_short
         else format_integer(total)
     ]
-    words += (
-        [f"{format_integer(full)} {'' if is_short else 'of them '}recorded in full"] if full < total else []
-    )
+    told = f"{format_integer(full)} {'' if is_short else 'of them '}recorded in full"
+    words += [told if full else "no statistics of them"] if full < total else []
     return ", ".join(words) + (_say_rest(run) if len(run.steps) > total else "")
 
 
