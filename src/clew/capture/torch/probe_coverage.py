@@ -52,13 +52,14 @@ class _Trained:
 class _Unheld:
     """A parameter with gradients that no optimizer holds: how it was when first seen, and how often since."""
 
-    __slots__ = ("count", "first", "gradient", "ref", "version")
+    __slots__ = ("count", "first", "gradient", "made", "ref", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.ref = weakref.ref(parameter)
         self.version = parameter._version
         self.first = _glance(parameter)
         self.gradient: tuple[int, tuple[float, ...]] | None = None
+        self.made: Callable[[], torch.Tensor | None] = lambda: None
         self.count = 0
 
     def is_unchanged(self, parameter: torch.Tensor) -> bool:
@@ -70,8 +71,10 @@ class _Unheld:
         gradient = parameter.grad
         if gradient is None:
             return False
+        # Behind a ReLU most numbers may be 0, those looked at too: another tensor is a fresh gradient in any case.
+        is_another, self.made = self.made() is not gradient, weakref.ref(gradient)
         before, self.gradient = self.gradient, (gradient._version, _glance(gradient))
-        return self.gradient != before
+        return is_another or self.gradient != before
 
 
 class CoverageProbe:
