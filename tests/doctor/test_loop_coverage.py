@@ -92,22 +92,6 @@ def test_the_parameters_and_the_line_of_the_optimizer_are_named(judge):
     assert f"it was made at test_loop_coverage.py:{line}" in finding.hint
 
 
-def test_a_weight_whose_gradient_is_mostly_zero_is_named_beside_its_bias(judge):
-    def forget_a_layer_behind_dead_units():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-        model[0].requires_grad_(False)
-        optimizer = SGD(model[4].parameters(), lr=0.1)
-        for _ in range(6):
-            model.zero_grad()
-            model(torch.randn(3, 4)).square().mean().backward()
-            optimizer.step()
-
-    finding = judge(forget_a_layer_behind_dead_units)["M01"]
-    assert finding.evidence["parameters"] == 2
-    assert finding.hint.startswith("2.weight, 2.bias must be given")
-
-
 # ---------------------------------------------------------------- M02
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clew.capture.clock import PHASES
+from clew.model.mask import is_mask
 from clew.model.record import Stretch
-from clew.model.schema import KINDS
+from clew.model.schema import KINDS, STAT_NAMES
 
 if TYPE_CHECKING:
     from clew.capture.torch.recorder import Recorder
@@ -95,10 +96,9 @@ def _find_worst(recorder: Recorder, record: StepRecord) -> str:
     """Return the first site with a NaN or an infinity in this step, in words."""
     if not len(record) or not record.has_bad:
         return ""
-    bad = record.values[:, 1:4].any(axis=1)
-    if not bad.any():
-        return ""
-    row = int(np.argmax(bad))
-    what = "NaN" if record.values[row, 1] else "Inf"
-    name = recorder.sites[int(record.sites[row])].name
-    return f"{name} ({what} in {KINDS[int(record.kinds[row])]} at step {record.step})"
+    for row in np.flatnonzero(record.values[:, 1:4].any(axis=1)).tolist():
+        site, kind = recorder.sites[int(record.sites[row])], KINDS[int(record.kinds[row])]
+        stats = dict(zip(STAT_NAMES, record.values[row].tolist(), strict=True))
+        if not is_mask(kind, stats, site):
+            return f"{site.name} ({'NaN' if stats['nan'] else 'Inf'} in {kind} at step {record.step})"
+    return ""

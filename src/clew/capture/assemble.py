@@ -20,6 +20,9 @@ KIND_SHIFT: Final = 24
 MODE_SHIFT: Final = 16
 ORDINAL_MASK: Final = 0xFFFF
 """A row's key is one integer: site, kind, mode and ordinal side by side."""
+MODE_MASK: Final = 0x7F
+OUTSIDE: Final = 1 << 23
+"""Beside the mode: the gradient of a parameter that no optimizer holds."""
 
 _GRAD: Final = KIND_INDEX["grad"]
 
@@ -101,9 +104,11 @@ class Layout:
         """Take the parts of the keys apart."""
         self.sites = (packed >> SITE_SHIFT).astype(np.int32)
         self.kinds = (packed >> KIND_SHIFT & 0xFF).astype(np.int8)
-        self.modes = (packed >> MODE_SHIFT & 0xFF).astype(np.int8)
+        self.modes = (packed >> MODE_SHIFT & MODE_MASK).astype(np.int8)
         self.ordinals = (packed & ORDINAL_MASK).astype(np.int16)
-        self.grads = np.flatnonzero((self.kinds == _GRAD) & (self.ordinals == 0))  # each tensor once
+        # Each tensor once; and what nobody uses is in no norm: it is not cleared either, and grows from step to step.
+        used = (self.ordinals == 0) & (packed & OUTSIDE == 0)
+        self.grads = np.flatnonzero((self.kinds == _GRAD) & used)
 
     def fits(self, keys: list[int], copies: list[tuple[int, int]]) -> bool:
         """Return whether a step left the same rows."""

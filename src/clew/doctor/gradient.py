@@ -202,7 +202,10 @@ def _is_worse(loss: Losses, step: int) -> bool:
 def _find_growth(case: Case, step: int) -> str:
     """Return the weight whose gradient grew the most against its own median."""
     growth: dict[int, float] = {}
+    moved = case.by_site("update", mode=None)
     for number, rows in case.by_site("grad", mode=None).items():
+        if moved and number not in moved:
+            continue  # nobody clears the gradients of what no optimizer holds
         before, now = rows.stat("l2")[rows.steps < step], rows.stat("l2")[rows.steps >= step]
         if len(before) and len(now) and np.median(before) > 0:
             growth[number] = float(now[0] / np.median(before))

@@ -9,6 +9,7 @@ import numpy as np
 
 from clew.doctor.measure import HALF, skipped_steps
 from clew.doctor.rule import Found, rule
+from clew.model.mask import is_mask
 from clew.model.schema import STAT_INDEX
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def _find_harm(case: Case) -> int | None:
     scaled = set(case.scalar("scaler.scale").steps.tolist()) | skipped_steps(case)
     harmful = ("param", "update", "grad")
     rows = [
-        row.step for row in case.bad if row.kind in harmful and (row.kind != "grad" or row.step not in scaled)
+        row.step
+        for row in case.bad
+        if row.kind in harmful and (row.kind != "grad" or row.step not in scaled) and not _is_mask(case, row)
     ]
     return min([*steps, *rows], default=None)
 
@@ -122,7 +125,7 @@ def _describe(given: dict[str, Any]) -> str:
 
 
 def _from_rows(case: Case, step: int) -> Trouble:
-    rows = [row for row in case.bad if row.step == step and row.mode == "train" and not is_mask(row)]
+    rows = [row for row in case.bad if row.step == step and row.mode == "train" and not _is_mask(case, row)]
     first = next(iter(rows), None)
     already = next((row for row in rows if row.kind == "param"), None)
     if first is not None and first.kind == "output" and already is not None:
@@ -144,11 +147,9 @@ def _from_rows(case: Case, step: int) -> Trouble:
     )
 
 
-def is_mask(row: BadRow) -> bool:
-    """Return whether a batch tensor holds nothing but zeros and minus infinity: an additive mask."""
+def _is_mask(case: Case, row: BadRow) -> bool:
     stats = {name: row.values[STAT_INDEX[name]] for name in ("count", "zero", "nan", "pos_inf", "neg_inf")}
-    legal = stats["zero"] + stats["neg_inf"] == stats["count"]
-    return row.kind == "batch" and legal and not stats["nan"] and not stats["pos_inf"]
+    return is_mask(row.kind, stats, case.sites.get(row.site))
 
 
 @rule(
@@ -167,7 +168,11 @@ def nonfinite_batch(case: Case) -> Iterator[Found]:
     if trouble is None:
         return
     bad = next(
-        (row for row in case.bad if row.kind == "batch" and row.step <= trouble.step and not is_mask(row)),
+        (
+            row
+            for row in case.bad
+            if row.kind == "batch" and row.step <= trouble.step and not _is_mask(case, row)
+        ),
         None,
     )
     if trouble.phase != "data" and (trouble.is_born or bad is None or bad.step != trouble.step):
@@ -251,7 +256,9 @@ def _born(case: Case, phase: str, words: str) -> Iterator[Found]:
     trouble = find_trouble(case)
     if trouble is None or trouble.phase != phase:
         return
-    is_given = any(row.kind == "batch" and row.step == trouble.step and not is_mask(row) for row in case.bad)
+    is_given = any(
+        row.kind == "batch" and row.step == trouble.step and not _is_mask(case, row) for row in case.bad
+    )
     if is_given and not trouble.is_born:
         return
     title = f"{trouble.op} made NaN or infinity in {words}" if trouble.op else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clew.errors import RunNotFound, UsageError
+from clew.model.mask import is_mask
 from clew.model.schema import HIST_BINS, KINDS, MODES, PARAMETER_KINDS, STAT_NAMES
 from clew.query import choice, merge
 from clew.query.quantile import quantiles
@@ -356,12 +357,27 @@ class Run:
         return self._first_row(predicate, rows, numbers, rank=rank, columns=columns)
 
     def first_nonfinite(
-        self, kind: KindChoice = None, *, site: SiteChoice = None, rank: int | None = None
+        self,
+        kind: KindChoice = None,
+        *,
+        site: SiteChoice = None,
+        rank: int | None = None,
+        masks: bool = True,
     ) -> dict[str, Any] | None:
-        """Return the first row, in order of execution, with a NaN or an infinity in its tensor, or None."""
+        """Return the first row, in order of execution, with a NaN or an infinity in its tensor, or None.
+
+        ``masks=False`` leaves out tensors that nobody trains and that hold nothing but zeros and minus infinity.
+        """
         rows, numbers = self._choose(site, kind, None)
         rows = Rows(kind=rows.kind, nonfinite=True)
-        return self._first_row(lambda table: np.ones(len(table), bool), rows, numbers, rank=rank)
+        sites = {} if masks else {each.name: each for each in self.sites}
+
+        def judge(table: Table) -> NDArray[np.bool_]:
+            if masks:
+                return np.ones(len(table), bool)
+            return np.array([not is_mask(row["kind"], row, sites.get(row["site"])) for row in table], bool)
+
+        return self._first_row(judge, rows, numbers, rank=rank)
 
     def _first_row(
         self,

@@ -61,7 +61,9 @@ def _name(run: Run, steps: NDArray[np.int64], rank: int) -> str:
     recorded = steps if marks is None else np.intersect1d(steps, marks.steps[marks.values > 0])
     if not len(recorded):
         return ""
-    rows = run.stats(kind=("param", "grad"), step=int(recorded[-1]), rank=rank, columns=("count",))
+    # Parameters that no optimizer holds may have rows there, too, but no updates.
+    kinds: tuple[str, ...] = ("update",) if run.find(kind="update") else ("param", "grad")
+    rows = run.stats(kind=kinds, step=int(recorded[-1]), rank=rank, columns=("count",))
     paths = [site.split(".")[:-1] for site in dict.fromkeys(rows["site"].tolist())]
     common = paths[0] if paths else []
     for path in paths:

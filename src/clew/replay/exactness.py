@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from clew.capture.assemble import DROPPED, KIND_SHIFT, MODE_SHIFT, ORDINAL_MASK, SITE_SHIFT
+from clew.capture.assemble import DROPPED, KIND_SHIFT, MODE_MASK, MODE_SHIFT, ORDINAL_MASK, SITE_SHIFT
 from clew.model.schema import KINDS, MODES, STAT_INDEX
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _rows_of(recorder: Recorder) -> Iterator[tuple[Key, Print]]:
             recorder.sites[packed >> SITE_SHIFT].name,
             KINDS[packed >> KIND_SHIFT & 0xFF],
             packed & ORDINAL_MASK,
-            MODES[packed >> MODE_SHIFT & 0xFF],
+            MODES[packed >> MODE_SHIFT & MODE_MASK],
         )
         values = rows.values[source]
         yield (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from clew.model.mask import is_mask
 from clew.query.turn import find_turns
 from clew.views.number import format_number
 
@@ -72,6 +73,8 @@ class Examination:
     sites: tuple[SiteHealth, ...] = ()
     steps: tuple[int, ...] = ()
     is_newest: bool = True
+    kept_steps: tuple[int, ...] = ()
+    """The older steps that weights were last read in which no optimizer holds: they are read when they change."""
 
     @property
     def first_nonfinite(self) -> Trouble | None:
@@ -89,26 +92,28 @@ def examine(run: Run) -> Examination:
     first, calm, storm = tables
     worst: dict[str, Trouble] = {}
     for trouble in (
-        *(() if storm is None else _find_nonfinite(storm)),
+        *(() if storm is None else _find_nonfinite(storm, sites)),
         *_find_exploding(first, calm),
         *_find_lifeless(calm),
     ):
         home = _home(sites[trouble.site], by_number).name
         if home not in worst or _urgency(trouble) < _urgency(worst[home]):
             worst[home] = trouble
-    numbers = _read_numbers(calm, sites, by_number)
+    steps = tuple(sorted({row["step"] for row in calm}))
+    kept = _read_kept_weights(run, calm, last=max(steps, default=-1))
+    numbers = _read_numbers([*calm, *kept], sites, by_number)
     found = [
         SiteHealth(sites[name], worst.get(name), **numbers.get(name, {})) for name in {**numbers, **worst}
     ]
-    steps = tuple(sorted({row["step"] for row in calm}))
-    return Examination(tuple(sorted(found, key=_rank)), steps, is_newest=storm is None)
+    kept_steps = tuple(sorted({row["step"] for row in kept}))
+    return Examination(tuple(sorted(found, key=_rank)), steps, is_newest=storm is None, kept_steps=kept_steps)
 
 
 def _read_tables(run: Run) -> tuple[list[Row], list[Row], Table | None] | None:
     recorded = recorded_steps(run)
     if not len(recorded):
         return None
-    bad = run.first_nonfinite()
+    bad = run.first_nonfinite(masks=False)
     trouble = len(recorded) if bad is None else int(np.searchsorted(recorded, bad["step"]))
     turns = [np.intersect1d(recorded, turn.steps) for turn in find_turns(run, rank=run.ranks[0])]
     calm = recorded[: max(trouble, 1)]
@@ -129,6 +134,18 @@ def _series(row: Row) -> tuple[Any, ...]:
     return row["rank"], row["site"], row["kind"], row["mode"]
 
 
+def _read_kept_weights(run: Run, rows: list[Row], *, last: int) -> list[Row]:
+    """Return the newest rows of the weights that no optimizer holds, where they are older than the others."""
+    there = {row["site"] for row in rows if row["kind"] == "param"} | {
+        site.name for site in run.find(kind="update")
+    }
+    kept = [site for site in run.find(kind="param", role="parameter") if site.name not in there]
+    if not kept:
+        return []
+    table = run.stats(kept, "param", step=slice(None, last + 1))
+    return list({(row["rank"], row["site"]): row for row in table}.values())
+
+
 def recorded_steps(run: Run) -> Any:
     """Return the steps that were recorded in full; the others have scalars only."""
     marks = run.scalars("clew.recorded").get("clew.recorded")
@@ -137,10 +154,11 @@ def recorded_steps(run: Run) -> Any:
     return ended if len(ended) else recorded
 
 
-def _find_nonfinite(table: Table) -> Iterator[Trouble]:
+def _find_nonfinite(table: Table, sites: dict[str, Site]) -> Iterator[Trouble]:
     bad = table["nan"] + table["pos_inf"] + table["neg_inf"] > 0
     for row in table.take(np.flatnonzero(bad)):
-        yield _trouble(row, NONFINITE, "NaN" if row["nan"] else "inf")
+        if not is_mask(row["kind"], row, sites.get(row["site"])):
+            yield _trouble(row, NONFINITE, "NaN" if row["nan"] else "inf")
 
 
 def _find_exploding(first: list[Row], calm: list[Row]) -> Iterator[Trouble]:
@@ -189,6 +207,7 @@ def _read_numbers(
 ) -> dict[str, dict[str, float | None]]:
     """Return the numbers of each home; the parameters of a module count as one tensor."""
     squares: dict[str, dict[str, float]] = {}
+    moved = {row["site"] for row in rows if row["kind"] == "update"}
     spread: dict[str, float] = {}
     homes = {name: _home(site, by_number).name for name, site in sites.items()}
     for row in sorted(rows, key=lambda row: row["mode"] == "eval"):  # training comes before evaluation
@@ -198,6 +217,8 @@ def _read_numbers(
         if kind in ("param", "grad", "update"):
             sums = squares.setdefault(home, {})
             sums[kind] = sums.get(kind, 0.0) + _square(row)
+            if kind == "param" and row["site"] in moved:  # an update is held against what it moves
+                sums["moved"] = sums.get("moved", 0.0) + _square(row)
         squares.setdefault(home, {})
     return {home: _describe(spread.get(home), sums) for home, sums in squares.items()}
 
@@ -211,10 +232,10 @@ def _square(row: dict[str, Any]) -> float:
 
 def _describe(output_std: float | None, sums: dict[str, float]) -> dict[str, float | None]:
     norms = {kind: float(np.sqrt(value)) for kind, value in sums.items()}
-    param, update = norms.get("param"), norms.get("update")
+    moved, update = norms.get("moved"), norms.get("update")
     return {
         "output_std": output_std,
         "grad_l2": norms.get("grad"),
-        "param_l2": param,
-        "update_ratio": update / param if update is not None and param else None,
+        "param_l2": norms.get("param"),
+        "update_ratio": update / moved if update is not None and moved else None,
     }

@@ -232,6 +232,10 @@ def _list_sites(run: Run, health: Examination) -> Table:
     steps = " and ".join(map(format_integer, health.steps))
     when = f"at step {steps}" + ("" if health.is_newest else ", before the trouble")
     note = f"{when}: output std, weight and grad L2 norm, update over weight"
+    if health.kept_steps:
+        first, last = format_integer(health.kept_steps[0]), format_integer(health.kept_steps[-1])
+        read = f"step {first}" if first == last else f"steps {first} to {last}"
+        note += f"; weights that no optimizer holds as last read, at {read}"
     if rest := len(health.sites) - len(shown):
         note += f"; {format_integer(rest)} more: clew show {run.name} --site '*'"
     return Table(SITE_COLUMNS, tuple(map(_row, shown)), empty="no statistics were recorded", note=note)

@@ -42,6 +42,8 @@ def make_page(
 ) -> Page:
     """Return the rows that fit; without ``step`` those of the newest step, and curves over all when there are few.
 
+    Of a site that has none there, those of the newest step that it has any in.
+
     ``limit`` rows are shown, the newest ones; 0 shows all.
     """
     shown = tuple(stats or DEFAULT_STATS)
@@ -50,6 +52,10 @@ def make_page(
     if stats and step is None:
         blocks += _draw_curves(run, run.stats(site, kind, rank=rank, columns=_sources(shown)), shown)
     rows = run.stats(site, kind, step="latest" if step is None else step, rank=rank, columns=_sources(shown))
+    if step is None and site is not None and not len(rows):  # a frozen weight is not read at every step
+        steps = run.stats(site, kind, rank=rank, columns=["count"])["step"]
+        newest = int(steps[-1]) if len(steps) else None
+        rows = run.stats(site, kind, step=newest, rank=rank, columns=_sources(shown))
     empty = "" if len(rows) else _say_empty(run, site, kind)
     blocks.append(_make_table(run, rows, shown, limit=limit, empty=empty))
     return Page(f"statistics of run {run.name}", tuple(blocks))

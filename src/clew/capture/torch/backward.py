@@ -180,6 +180,7 @@ class BackwardLens:
                 self.is_scaled = scaler.is_enabled()
                 self.recorder.quiet_with = -1
                 self._scaled = weakref.ref(result)
+                self.optimizers.outsiders.scaler = weakref.ref(scaler)
                 with unheard():
                     self._unscaled = outputs.detach()
             return result

@@ -195,7 +195,10 @@ class Flight(Course):
         self._small = small = [
             entry
             for entry, parameter in registry.living_parameters()
-            if parameter.is_leaf and parameter.device.type == "cpu" and 0 < parameter.numel() <= _SMALL
+            if parameter.is_leaf
+            and parameter.device.type == "cpu"
+            and not isinstance(parameter, LAZY)  # a part that is never called stays without numbers
+            and 0 < parameter.numel() <= _SMALL
         ]
         # Backward ends with the first layers: what went bad anywhere has passed through to them.
         half = _MOST_LOOKED_AT // 2

@@ -18,6 +18,7 @@ from clew.capture.assemble import SITE_SHIFT
 from clew.capture.beat import Updates
 from clew.capture.clock import CLEW, OPTIMIZER, REST
 from clew.capture.torch.gates import Gates
+from clew.capture.torch.outsiders import Outsiders
 from clew.capture.torch.recorder import KIND_BUFFER, KIND_GRAD, KIND_PARAM, KIND_STATE, KIND_UPDATE
 from clew.capture.torch.shadow import Shadows
 from clew.capture.torch.uncompiled import uncompiled
@@ -95,6 +96,7 @@ class OptimizerLens:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.entries: dict[int, OptimizerEntry] = {}
+        self.outsiders = Outsiders(recorder, self._held)
         self.discover: Callable[[list[torch.Tensor]], None] = lambda _: None
         """Called with parameters that are about to be named, so that their models can be found first."""
         self.events: LoopEvents | None = None
@@ -158,11 +160,24 @@ class OptimizerLens:
         entry = self.entries.get(key)
         if entry is None:
             # The entry holds the parameters: it goes with its optimizer, or an old model would stay in memory.
-            entries = self.entries
             groups = self._number(len(optimizer.param_groups))
-            entry = entries[key] = OptimizerEntry(optimizer, groups, lambda _: entries.pop(key, None))
+            entry = self.entries[key] = OptimizerEntry(optimizer, groups, self._make_forget(key))
+            self.outsiders.changes += 1
             entry.was_found, entry.made_at = was_found, self.recorder.serial + self.recorder.closing
         return entry
+
+    def _make_forget(self, key: int) -> Callable[[object], object]:
+        recorder, entries, outsiders = self.recorder, self.entries, self.outsiders
+
+        def forget(_: object) -> None:
+            entry = entries.pop(key, None)
+            try:
+                if entry is not None:
+                    outsiders.let_go(entry.parameters)
+            except Exception as error:  # noqa: BLE001 - ours to answer for
+                recorder.guard.fault(error, "an optimizer that is gone", step=recorder.step)
+
+        return forget
 
     def _number(self, count: int) -> list[int]:
         """Return numbers for new groups."""
@@ -319,6 +334,7 @@ class OptimizerLens:
                 with torch._C.DisableTorchFunction():
                     self._pairs_of(entry, optimizer)
                     self._measure_grads(entry, optimizer)
+                    self.outsiders.measure(with_grads=True)
             self._measure_after(entry, optimizer)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "after the optimizer step", step=recorder.step)
@@ -364,6 +380,7 @@ class OptimizerLens:
                 self._measure_grads(entry, optimizer)
             if recorder.wants["update"]:
                 entry.shadows.take()
+            self.outsiders.measure(with_grads=with_grads)
 
     def _measure_grads(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
@@ -480,6 +497,7 @@ class OptimizerLens:
         """Return the optimizer's parameters with their sites; looked up again when groups were added."""
         if not holds(optimizer.param_groups, entry.parameters):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self.outsiders.changes += 1
             self.discover(parameters)
             number = entry.groups[0] if entry.groups else 0
             entries = self.recorder.registry.name_parameters(parameters, f"optimizer{number}")

@@ -104,6 +104,8 @@ class Registry:
         self.trees: list[Tree] = []
         self._newest: dict[int, ModuleEntry] = {}
         """By site, the module that had this place last."""
+        self.added = 0
+        """Grows with every tensor that is named, and with every model that is taken out again."""
         self._references: dict[int, weakref.ref[Any]] = {}
         self._names: dict[str, Tree | None] = {}
 
@@ -141,6 +143,7 @@ class Registry:
         """Take a model out again; what it shares with another model is named there."""
         top = tree.ref()
         self.trees.remove(tree)
+        self.added += 1
         if top is None:
             return
         for module in top.modules():
@@ -224,6 +227,7 @@ class Registry:
         if known is not None:
             return known
         name = self._free_name(name)
+        self.added += 1
         with unheard():
             dtype, is_trainable = tensor.dtype, tensor.requires_grad
         number = self._sites.add(

@@ -86,4 +86,4 @@ class Shadows:
 
 def list_versions_slowly(tensors: list[torch.Tensor]) -> list[int]:
     """Return how often each tensor has been written in its place."""
-    return [tensor._version for tensor in tensors]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
