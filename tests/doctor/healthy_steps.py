@@ -269,3 +269,31 @@ def bfloat16_by_autocast():
         with torch.autocast("cpu", torch.bfloat16):
             loss = F.cross_entropy(model(inputs), targets)
         descend(loss, optimizer)
+
+
+@healthy
+def phases_and_then_an_optimizer_for_each_parameter():
+    model = mlp()
+    for lr in (1e-2, 3e-3, 1e-3):
+        fit(model, steps=20, optimizer=torch.optim.AdamW(model.parameters(), lr))
+    own = {p: SGD([p], 1e-3) for p in model.parameters()}
+
+    def step(parameter):
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    x, y = blobs()
+    for inputs, targets in batches(x, y):
+        F.cross_entropy(model(inputs), targets).backward()
+    for handle in handles:
+        handle.remove()
+
+
+@healthy
+def four_phases_of_one_model():
+    model = mlp()
+    fit(model, steps=20, optimizer=Adam(model.parameters(), 1e-2))
+    fit(model, steps=20, optimizer=SGD(model.parameters(), 1e-2))
+    fit(model, steps=20, optimizer=Adam(model.parameters(), 1e-3))
+    fit(model, steps=20, optimizer=SGD(model.parameters(), 1e-3))

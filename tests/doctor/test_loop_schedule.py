@@ -121,10 +121,21 @@ def optimizer_in_each_epoch():
         epoch()
 
 
+def an_optimizer_for_each_parameter():
+    model = mlp()
+    for x, y in rows(12):
+        own = [SGD([parameter], lr=0.05, momentum=0.9) for parameter in model.parameters()]
+        F.cross_entropy(model(x), y).backward()
+        for optimizer in own:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 REMADE = {
     "adam": lambda: optimizer_in_the_loop(lambda p: Adam(p, lr=1e-2)),
     "momentum": lambda: optimizer_in_the_loop(lambda p: SGD(p, lr=0.05, momentum=0.9)),
     "epoch": optimizer_in_each_epoch,
+    "each parameter": an_optimizer_for_each_parameter,
 }
 
 

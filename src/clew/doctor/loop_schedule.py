@@ -71,9 +71,9 @@ def epoch_schedule_per_batch(case: Case) -> Iterator[Found]:
     "O15",
     "optimizer-recreated",
     severity="warning",
-    watches="optimizers that are made for the same parameters",
+    watches="optimizers of one class that one line makes for the same parameters",
     threshold="the fourth, each of the earlier ones having stepped, the weights untouched in between",
-    silent="phases of a training make two or three; a new task begins with other weights",
+    silent="phases of a training make two or three, or other ones; a new task begins with other weights",
     hint="make the optimizer once, before the loop",
     needs=("probe:repeats", "optimizer"),
 )

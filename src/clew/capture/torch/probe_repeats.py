@@ -27,11 +27,13 @@ _FIRST_STEPS: Final = 2
 
 
 class _Trained:
-    """One parameter, and the optimizers that have been made for it."""
+    """One parameter, and the optimizers of one kind that have been made for it."""
 
-    def __init__(self, parameter: torch.Tensor) -> None:
+    def __init__(self, parameter: torch.Tensor, kind: tuple[Any, ...]) -> None:
         self.ref = weakref.ref(parameter)
         self.version = parameter._version
+        self.kind = kind
+        """The class of the optimizers, the line that makes them and what they hold."""
         self.made = 1
         self.has_stepped = False
         self.is_told = False
@@ -81,8 +83,11 @@ class RepeatProbe:
             return
         self._follow()
         seen = self._trained.get(id(parameter))
-        if seen is None or seen.ref() is not parameter:
-            self._trained[id(parameter)] = _Trained(parameter)
+        held = tuple(id(each) for group in optimizer.param_groups for each in group["params"])
+        kind = (type(optimizer), self.events.know(optimizer).source, held)
+        # Another optimizer is the next phase of a training; this one made again would be the same.
+        if seen is None or seen.ref() is not parameter or seen.kind != kind:
+            self._trained[id(parameter)] = _Trained(parameter, kind)
             return
         # Weights that somebody has set since are a new beginning: another task, a restored copy.
         if not seen.has_stepped or parameter._version != seen.version:
