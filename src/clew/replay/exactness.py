@@ -6,7 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from clew.capture.assemble import DROPPED, KIND_SHIFT, MODE_MASK, MODE_SHIFT, ORDINAL_MASK, SITE_SHIFT
+from clew.capture.assemble import (
+    DROPPED,
+    KIND_SHIFT,
+    MODE_MASK,
+    MODE_SHIFT,
+    ORDINAL_MASK,
+    OUTSIDE,
+    SITE_SHIFT,
+)
 from clew.model.schema import KINDS, MODES, STAT_INDEX
 
 if TYPE_CHECKING:
@@ -143,7 +151,8 @@ def _rows_of(recorder: Recorder) -> Iterator[tuple[Key, Print]]:
     if rows.hashes is None:
         return
     for row, packed in enumerate(recorder.keys):
-        if packed == DROPPED:
+        # Gradients that no optimizer uses are cleared by nobody and part of no snapshot: nothing depends on them.
+        if packed == DROPPED or packed & OUTSIDE:
             continue
         source: Any = copies.get(row, row)
         key = (

@@ -130,6 +130,8 @@ _STUCK = (
     "get gradients but do not move",
     "the learning rate is 0, too small for the precision, or step() is not reached",
 )
+_NOISE = 1e-6
+"""Beside the largest gradient: a bias before a norm has none but rounding errors, and may well stay where it is."""
 _UNUSED = ("warning", "trainable, but not used by this batch", "remove them, or freeze them on purpose")
 _FLAT = ("warning", "their gradient is exactly 0", "dead units, a saturated activation, or a zero factor")
 
@@ -147,13 +149,14 @@ def _sort_out(
         each: [] for each in (_CUT, _LOST, _STUCK, _UNUSED, _FLAT)
     }
     optimized = subject.optimized
+    noise = _NOISE * max((size for size in largest.values() if size is not None), default=0.0)
     for parameter in parameters:
         size, key = largest[id(parameter)], id(parameter)
         if size is None:
             groups[_CUT if key in executed else _UNUSED].append(parameter)
         elif size > 0 and key not in optimized:
             groups[_LOST].append(parameter)
-        elif size > 0 and key not in moved:
+        elif size > noise and key not in moved:
             groups[_STUCK].append(parameter)
         elif size == 0:
             groups[_FLAT].append(parameter)
