@@ -14,7 +14,7 @@ from clew.capture.clock import BACKWARD, CLEW
 from clew.capture.torch.gates import Gates
 from clew.capture.torch.leaves import list_leaves, walk
 from clew.capture.torch.patches import step_aside
-from clew.capture.torch.recorder import KIND_GRAD, KIND_LOSS, KIND_PARAM
+from clew.capture.torch.recorder import KIND_LOSS
 from clew.capture.torch.roots import is_transformed
 from clew.capture.torch.unheard import ask_unheard, is_heard, let_hear
 from clew.stats.readable import unheard
@@ -257,20 +257,6 @@ class BackwardLens:
         may_look = not self.is_scaled and not recorder.owner.is_shared
         if may_look and (name := recorder.flight.find_bad(of_gradients=True)):
             recorder.report_bad("gradient", name)
-        is_unowned = not self.optimizers.owns_parameters()
-        recorder.flight.mark_backward(is_last=is_unowned)
-        if recorder.due and is_unowned:
-            with torch._C.DisableTorchFunction(), recorder.latest.measuring("unowned", recorder):
-                self._record_unowned()
-        recorder.quiet_with = len(self.optimizers.entries) if may_look and not is_unowned else -1
-
-    def _record_unowned(self) -> None:
-        """Measure parameters and gradients here: a hand-written update gives no later occasion."""
-        recorder = self.recorder
-        pairs = [(entry, tensor) for entry, tensor in recorder.registry.living_parameters() if entry.wanted]
-        if recorder.wants["param"]:
-            recorder.measure_many([tensor for _, tensor in pairs], [e.site for e, _ in pairs], KIND_PARAM)
-        if recorder.wants["grad"]:
-            graded = [(entry, tensor.grad) for entry, tensor in pairs if tensor.is_leaf]
-            kept = [(entry, grad) for entry, grad in graded if grad is not None]
-            recorder.measure_many([grad for _, grad in kept], [e.site for e, _ in kept], KIND_GRAD)
+        is_by_hand = self.roots.by_hand.end_pass()
+        recorder.flight.mark_backward(is_last=is_by_hand)
+        recorder.quiet_with = len(self.optimizers.entries) if may_look and not is_by_hand else -1

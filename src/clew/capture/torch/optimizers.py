@@ -413,11 +413,12 @@ class OptimizerLens:
                 entry.shadows.settle()
             if recorder.wants["buffer"]:
                 with recorder.latest.measuring("buffers", recorder):
-                    self._measure_buffers()
+                    self.measure_buffers()
             if recorder.wants["state"]:
                 self._measure_state(pairs, optimizer)
 
-    def _measure_buffers(self) -> None:
+    def measure_buffers(self) -> None:
+        """Measure the buffers of all models."""
         recorder = self.recorder
         for tree in recorder.registry.trees:
             if not tree.buffers or tree.ref() is None:

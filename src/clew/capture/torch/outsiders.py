@@ -93,9 +93,8 @@ class Outsiders:
 
     def list_living(self) -> list[torch.Tensor]:
         """Return the parameters, looked for again where something may have changed."""
+        self.find()
         registry = self.recorder.registry
-        if self._at != (self.changes, registry.added):
-            self._find()
         if not self._all:
             return []
         found = [each.entry.ref() for each in self._all]
@@ -106,6 +105,16 @@ class Outsiders:
             self._find()
             found = [each.entry.ref() for each in self._all]
         return [tensor for tensor in found if tensor is not None]
+
+    def list_pairs(self) -> list[tuple[TensorEntry, torch.Tensor]]:
+        """Return the same with their entries."""
+        living = self.list_living()
+        return [(each.entry, tensor) for each, tensor in zip(self._all, living, strict=True)]
+
+    def find(self) -> None:
+        """Make the list anew where optimizers or known parameters are others."""
+        if self._at != (self.changes, self.recorder.registry.added):
+            self._find()
 
     def _list_held_keys(self) -> list[int]:
         return [id(parameter) for parameter in self._held()]
@@ -158,7 +167,7 @@ class Outsiders:
         elif self._grads_at == self.recorder.serial:  # another pass has added to them
             for row in self._grad_rows:
                 self.recorder.keys[row] = DROPPED
-        self._measure_grads(tensors, are_all_fresh=is_alone)
+        self._measure_grads(tensors)
 
     def _measure_values(self, tensors: list[torch.Tensor], *, is_written: bool = False) -> None:
         recorder = self.recorder
@@ -178,9 +187,7 @@ class Outsiders:
         wanted = [(each.entry, tensor) for each, tensor, _ in chosen if each.entry.wanted]
         recorder.measure_many([tensor for _, tensor in wanted], [e.site for e, _ in wanted], KIND_PARAM)
 
-    def _measure_grads(
-        self, tensors: list[torch.Tensor], *, mark: int = 0, are_all_fresh: bool = False
-    ) -> None:
+    def _measure_grads(self, tensors: list[torch.Tensor], *, mark: int = 0) -> None:
         """Measure the gradients; those that no optimizer uses are marked, to be left out of the norm of all."""
         recorder, serial = self.recorder, self.recorder.serial
         self._grads_at, first = serial, len(recorder.keys)
@@ -190,7 +197,7 @@ class Outsiders:
         for each, tensor in zip(self._all, tensors, strict=True):
             if each.entry.wanted and tensor.requires_grad and tensor.is_leaf:
                 gradient = tensor.grad
-                is_fresh = each.note_gradient(gradient) or are_all_fresh or each.measured_at == serial
+                is_fresh = each.note_gradient(gradient) or each.measured_at == serial
                 if gradient is not None and is_fresh:
                     each.measured_at = serial
                     chosen.append((each.entry.site << SITE_SHIFT | KIND_GRAD | mark, gradient))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.torch.by_hand import ByHand
 from clew.capture.torch.leaves import walk
 from clew.capture.torch.naming import find_holders, find_owner
 from clew.capture.torch.registry import unwrap
@@ -32,6 +33,7 @@ class Roots:
         self.recorder = recorder
         self.optimizers = optimizers
         self.batches = batches
+        self.by_hand = ByHand(recorder, optimizers)
         self.explicit = False
         self._differentiated: Callable[[], torch.Tensor | None] = lambda: None
         self._differentiated_at = -1
@@ -128,7 +130,8 @@ class Roots:
 
     def end_manual_step(self) -> None:
         """End the step of a loop that updates its weights by hand, with no optimizer to tell."""
-        if self.recorder.backward_at == self.recorder.serial and not self.optimizers.owns_parameters():
+        if self.recorder.backward_at == self.recorder.serial and self.by_hand.has_ended():
+            self.by_hand.end_step()
             self.recorder.mark_end()
             self.recorder.before_event()
 
