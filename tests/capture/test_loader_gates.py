@@ -437,15 +437,16 @@ def test_nothing_of_a_batch_or_an_iterator_stays(tmp_path):
         training.batches = batches
         del iterator
         counts = []
-        for _ in range(3):
-            for _ in range(600):
+        for _ in range(5):
+            for _ in range(400):
                 training.step()
             gc.collect()
             counts.append((len(gc.get_objects()), sys.getrefcount(None)))
         assert not any(reference() is not None for reference in references)
         assert len(recorder.flight.snapshots.entries) <= 8
-        assert counts[2][0] - counts[1][0] < 500
-        assert counts[2][1] - counts[1][1] < 500
+        # What waits for the writer comes and goes by hundreds: one that stayed of each batch would be 1,200 at least.
+        for before, after in zip(map(min, *counts[:2]), map(min, *counts[3:]), strict=True):
+            assert after - before < 800
 
 
 def test_a_finished_recording_of_a_loader_is_let_go(tmp_path):

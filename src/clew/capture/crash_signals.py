@@ -52,7 +52,8 @@ class FatalSignals:
             is_faulthandler = owner == _PYTHON and is_theirs and not callable(signal.getsignal(number))
             if not owner or is_faulthandler or _TORCH_WORKER in owner:
                 self._native.arm(number, self._file.fileno())
-        if self._native is None:
+        if self._native is None and not os.fstat(self._file.fileno()).st_size:
+            # Once: a process that loads data would seem to have been asked for its stacks.
             os.write(self._file.fileno(), f"{_say_why_not()}\n".encode())
         if not is_theirs:
             self._call("enable", lambda: _enable(self._file, all_threads=True))
