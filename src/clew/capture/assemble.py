@@ -51,11 +51,16 @@ class Latest:
     def measuring(self, what: object, recorder: _Recorder) -> Iterator[None]:
         """Leave out the rows that were measured of this thing before; those measured inside stand for it."""
         with recorder.lock:
-            for row in self.rows.get(what, ()):
-                recorder.keys[row] = DROPPED
-            first = len(recorder.keys)
+            first = self.forget(what, recorder.keys)
             yield
             self.rows[what] = range(first, len(recorder.keys))
+
+    def forget(self, what: object, keys: list[int]) -> int:
+        """Leave out the rows that were measured of this thing before; return where new ones begin."""
+        if what in self.rows:
+            for row in self.rows[what]:
+                keys[row] = DROPPED
+        return len(keys)
 
 
 class Columns(NamedTuple):

@@ -42,15 +42,17 @@ def columns_of(items: Sequence[StepRecord | Stretch]) -> dict[str, Columns]:
 def _stats_columns(records: Sequence[StepRecord]) -> Columns:
     if not records:
         return {"step": np.zeros(0, np.int64)}
-    lengths = [len(record) for record in records]
+    lengths = np.array([len(record) for record in records])
+    rows = int(lengths.sum())
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
     return {
         "step": np.repeat(np.array([record.step for record in records], np.int64), lengths),
-        "seq": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        "seq": (np.arange(rows) - starts).astype(np.int32),
         "site": _joined([record.sites for record in records], np.int32),
         "kind": _joined([record.kinds for record in records], np.int8),
         "ordinal": _joined([record.ordinals for record in records], np.int16),
         "mode": _joined([record.modes for record in records], np.int8),
-        **_statistics(records, sum(lengths)),
+        **_statistics(records, rows),
         "hash": _hashes(records),
         "hist": _histograms(records),
     }

@@ -53,6 +53,7 @@ class ForwardLens:
         self._wants_input = recorder.wants["input"]
         self._gradients = GradientHooks(recorder)
         self._leaf = make_leaf(recorder, self._gradients)
+        self._see_quietly = SlowLeaf.observe if self._wants_input else self._leaf.observe
 
     def install(self, patches: Patches) -> None:
         """Begin to see module calls."""
@@ -78,7 +79,7 @@ class ForwardLens:
         owner, may_call = recorder.owner, self.roots.may_call
         begin_quietly, fail_at_root, clock = recorder.begin_call, self._fail_at_root, recorder.clock
         modules, fail_at_module = recorder.registry.modules, self._fail_at_module
-        see_quietly = SlowLeaf.observe if self._wants_input else self._leaf.observe
+        see_quietly = self._see_quietly
 
         def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # The first test is for Dynamo: it folds to a constant and nothing of clew enters the graph.
@@ -161,7 +162,7 @@ class ForwardLens:
                 with around:
                     output = original(module, *args, **kwargs)
             if thread.recording:
-                self._observe(module, args, kwargs, output, is_root=True)
+                self._observe_root(module, args, kwargs, output)
             recorder.has_output = True
             clock.switch(CLEW)
             if is_new and recorder.sentinel is not None:
@@ -188,6 +189,14 @@ class ForwardLens:
         return -1
 
     # ---------------------------------------------------------------- outputs
+
+    def _observe_root(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        try:
+            is_seen = self._see_quietly(self.recorder.registry.modules, module, output, self.thread.tag)
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            is_seen = self._fail_at_module(error, module)
+        if not is_seen:
+            self._observe(module, args, kwargs, output, is_root=True)
 
     def _observe(
         self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, *, is_root: bool = False

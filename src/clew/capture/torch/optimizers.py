@@ -372,7 +372,8 @@ class OptimizerLens:
         """Measure what the optimizer is about to use."""
         recorder = self.recorder
         # Parameters may be of a class that hears what it is asked; a step that has raised may be tried again.
-        with torch._C.DisableTorchFunction(), recorder.latest.measuring(entry.turn, recorder):
+        with torch._C.DisableTorchFunction(), recorder.lock:
+            first = recorder.latest.forget(entry.turn, recorder.keys)
             self._pairs_of(entry, optimizer)
             if recorder.wants["param"]:
                 recorder.measure_keyed(entry.tensors, entry.param_keys)
@@ -381,6 +382,7 @@ class OptimizerLens:
             if recorder.wants["update"]:
                 entry.shadows.take()
             self.outsiders.measure(with_grads=with_grads)
+            recorder.latest.rows[entry.turn] = range(first, len(recorder.keys))
 
     def _measure_grads(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
@@ -406,15 +408,18 @@ class OptimizerLens:
         recorder = self.recorder
         if not recorder.owner.is_shared and (name := recorder.flight.find_bad(of_gradients=False)):
             recorder.report_bad("parameter", name)
+        wants = recorder.wants
+        if not (wants["update"] or wants["buffer"] or wants["state"]):
+            return
         with torch._C.DisableTorchFunction():
             pairs = self._pairs_of(entry, optimizer)
-            if recorder.wants["update"]:
+            if wants["update"]:
                 recorder.measure_updates(*entry.shadows.list_moved())
                 entry.shadows.settle()
-            if recorder.wants["buffer"]:
+            if wants["buffer"]:
                 with recorder.latest.measuring("buffers", recorder):
                     self.measure_buffers()
-            if recorder.wants["state"]:
+            if wants["state"]:
                 self._measure_state(pairs, optimizer)
 
     def measure_buffers(self) -> None:
