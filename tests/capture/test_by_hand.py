@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import clew
+
 SGD = torch.optim.SGD
 
 
@@ -164,6 +166,195 @@ def test_a_loader_between_updates_by_hand_changes_nothing(record):
             second(x).square().mean().backward()
             write(list(second.parameters()))
     assert memory.session.recorder.ended == 10
+
+
+# ---------------------------------------------------------------- between a pass and its update
+
+
+def train_with(between, *, steps=4, write=write):
+    """Train by hand, do something before each update, and return by how much each update moved the first weight."""
+    model, moved = make(), []
+    for _ in range(steps):
+        model.zero_grad()
+        lose(model).backward()
+        between(model)
+        before = model[0].weight.detach().clone()
+        write(list(model.parameters()))
+        moved.append(float((model[0].weight.detach() - before).norm()))
+    return moved
+
+
+def take_a_metric(model):
+    torch.nn.L1Loss()(model[0].bias.detach(), torch.zeros(4))
+
+
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    model.train()
+
+
+def try_a_longer_way(model):
+    with torch.no_grad():
+        for sign in (1, -1):
+            for parameter in model.parameters():
+                parameter.add_(parameter.grad, alpha=sign)
+            model(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("between", [take_a_metric, evaluate, try_a_longer_way])
+def test_calls_before_the_update_end_no_step(record, between):
+    with record() as memory:
+        moved = train_with(between)
+    assert memory.session.recorder.ended == 4
+    found = [each["l2"] for each in memory.stats(site="0.weight", kind="update")]
+    assert found == pytest.approx(moved, rel=1e-3)
+
+
+def test_reading_a_weight_that_is_computed_ends_no_step(record):
+    with record() as memory:
+        model = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)))
+        for _ in range(3):
+            model.zero_grad()
+            lose(model).backward()
+            model[0].weight.norm().item()
+            write(list(model.parameters()))
+    assert memory.session.recorder.ended == 3
+    assert all(each["l2"] > 0 for each in memory.stats(site="0.bias", kind="update"))
+
+
+def test_an_update_that_puts_new_parameters_in_their_places_is_measured(record):
+    def replace(model):
+        for layer in (model[0], model[2]):
+            layer.weight = nn.Parameter((layer.weight - 0.1 * layer.weight.grad).detach())
+
+    model, moved = make(), []
+    with record() as memory:
+        for _ in range(4):
+            model.zero_grad()
+            lose(model).backward()
+            before = model[0].weight.detach()
+            replace(model)
+            moved.append(float((model[0].weight.detach() - before).norm()))
+    found = memory.stats(site="0.weight", kind="update")
+    assert [each["l2"] for each in found] == pytest.approx(moved, rel=1e-3)
+
+
+def test_an_update_inside_the_pass_leaves_no_row_rather_than_zeros(record):
+    def descend(parameter):
+        parameter.data.sub_(parameter.grad)
+        parameter.grad = None
+
+    model = make()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(descend)
+    with record() as memory:
+        for _ in range(3):
+            lose(model).backward()
+    assert memory.session.recorder.ended == 3
+    assert memory.names(kind="update") == []
+
+
+def test_passes_without_an_update_leave_no_updates(record):
+    model = make()
+    with record() as memory:
+        for _ in range(3):
+            lose(model).backward()
+    assert memory.session.recorder.ended == 3
+    assert memory.names(kind="update") == []
+
+
+def test_derivatives_by_the_batch_are_no_step(record):
+    model = make()
+    with record() as memory:
+        for _ in range(3):
+            model.zero_grad()
+            x = torch.randn(6, 3, requires_grad=True)
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            (slope.square().mean() + model(x).square().mean()).backward()
+            write(list(model.parameters()))
+            x = torch.randn(6, 3, requires_grad=True)
+            torch.autograd.grad(model(x).sum(), x)
+    assert memory.session.recorder.ended == 3
+    assert [step for step, _ in memory.scalars("loss")] == [0, 1, 2]
+
+
+def test_a_parameter_made_in_inference_mode_is_no_trouble(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+            with torch.inference_mode():
+                self.body = nn.Linear(3, 4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                hidden = self.body(x).clone()
+            return self.head(hidden)
+
+    model = Model()
+    with clew.watch(model, out=tmp_path, budget="off", status=False) as watch:
+        for _ in range(3):
+            model.zero_grad()
+            lose(model).backward()
+            write(list(model.head.parameters()))
+    run = clew.open_run(watch.path)
+    assert run.faults() == []
+    updates = run.series("head.weight", "update", "l2")
+    assert len(updates) == 3
+    assert all(0 < value < 10 for value in updates.values)
+
+
+def test_several_batches_of_validation_are_one_evaluation(record):
+    model = make()
+    with record() as memory:
+        for _ in range(3):
+            train_by_hand(model, 2)
+            for _ in range(4):
+                evaluate(model)
+    assert memory.session.recorder.ended == 6
+    assert [step for step, _ in memory.scalars("loss")] == list(range(6))
+
+
+def test_a_step_that_an_exception_cuts_off_before_its_update_has_not_ended(record):
+    model = make()
+    with record() as memory:
+        train_by_hand(model, 2)
+        lose(model).backward()
+        memory.session.recorder.was_cut_off = True
+        memory.session._roots.end_last_step()
+        assert memory.session.recorder.ended == 2
+
+
+def test_steps_by_hand_far_apart_are_all_told(record):
+    judge, maker = make(), make()
+    optimizer = SGD(judge.parameters(), 0.1)
+    with record(every=7, warmup_steps=0) as memory:
+        for _ in range(12):
+            train(judge, optimizer, 20)
+            train_by_hand(maker, 1)
+    assert memory.session.recorder.ended == 12 * 21
+    assert_nothing_twice(memory)
+
+
+def test_gradients_of_copies_that_an_optimizer_trains_count_once(record):
+    model = make()
+    masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = SGD(masters, 0.1)
+    norms = []
+    with record() as memory:
+        for _ in range(3):
+            model.zero_grad()
+            lose(model).backward()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                master.grad = parameter.grad.clone()
+            norms.append(float(torch.stack([m.grad.norm() for m in masters]).norm()))
+            optimizer.step()
+            with torch.no_grad():
+                for master, parameter in zip(masters, model.parameters(), strict=True):
+                    parameter.copy_(master)
+    assert [value for _, value in memory.scalars("grad_norm")] == pytest.approx(norms, rel=1e-4)
 
 
 # ---------------------------------------------------------------- what is no step

@@ -118,13 +118,27 @@ class BackwardLens:
             if not (self.recorder.owner.claim() if is_alone else self.recorder.owner.is_here()):
                 return original(outputs, *args, **kwargs)
             # Inside a transform of torch.func it is the calls of the model that tell of steps.
-            is_root = is_alone and not is_transformed()
+            is_root = is_alone and not is_transformed() and not self._is_part(args, kwargs)
             if is_heard():
                 heard = let_hear(original)
                 return ask_unheard(self._differentiate, heard, outputs, args, kwargs, is_root=is_root)
             return self._differentiate(original, outputs, args, kwargs, is_root=is_root)
 
         return grad
+
+    def _is_part(self, args: Any, kwargs: Any) -> bool:
+        """Return whether derivatives are part of a loss, or of the data: those to be derived again, or by a batch."""
+        try:
+            if kwargs.get("create_graph", args[3] if len(args) > 3 else False):
+                return True
+            with unheard():
+                inputs = {id(leaf) for leaf in list_leaves(kwargs.get("inputs", args[:1]))}
+                calls = self.recorder.calls
+                given = {id(leaf) for call in calls for leaf in list_leaves((call.args, call.kwargs))}
+        except Exception as error:  # noqa: BLE001 - ours to answer for
+            self._fail(error)
+            return False
+        return bool(inputs) and inputs <= given
 
     @step_aside
     def _differentiate(
@@ -259,4 +273,5 @@ class BackwardLens:
             recorder.report_bad("gradient", name)
         is_by_hand = self.roots.by_hand.end_pass()
         recorder.flight.mark_backward(is_last=is_by_hand)
-        recorder.quiet_with = len(self.optimizers.entries) if may_look and not is_by_hand else -1
+        is_loud = is_by_hand or self.roots.by_hand.is_expected
+        recorder.quiet_with = len(self.optimizers.entries) if may_look and not is_loud else -1

@@ -29,7 +29,17 @@ _UNREAD: Final = -1
 class Outsider:
     """One parameter, the place in a module where it stands, and what was last measured of it."""
 
-    __slots__ = ("entry", "gradient", "gradient_version", "key", "measured_at", "module", "version")
+    __slots__ = (
+        "entry",
+        "given",
+        "given_version",
+        "gradient",
+        "gradient_version",
+        "key",
+        "measured_at",
+        "module",
+        "version",
+    )
 
     def __init__(self, entry: TensorEntry, module: torch.nn.Module, key: str) -> None:
         self.entry = entry
@@ -37,7 +47,9 @@ class Outsider:
         self.key = key
         self.version = _UNREAD
         self.gradient: Callable[[], torch.Tensor | None] = lambda: None
-        self.gradient_version = _UNREAD
+        self.gradient_version = self.given_version = _UNREAD
+        self.given: Callable[[], torch.Tensor | None] = lambda: None
+        """The gradient that it had at the end of the last pass that was looked at."""
         self.measured_at = -1
         """The serial of the step in which its gradient was last measured."""
 
@@ -45,6 +57,16 @@ class Outsider:
         """Take over what is known of the parameter."""
         self.version, self.measured_at = before.version, before.measured_at
         self.gradient, self.gradient_version = before.gradient, before.gradient_version
+        self.given, self.given_version = before.given, before.given_version
+
+    def is_given(self, gradient: torch.Tensor | None) -> bool:
+        """A pass has ended: return whether it gave this gradient, or added to it."""
+        if gradient is None:
+            return False
+        (version,) = list_versions_slowly([gradient])
+        is_same = self.given() is gradient and self.given_version == version
+        self.given, self.given_version = weakref.ref(gradient), version
+        return not is_same
 
     def note_gradient(self, gradient: torch.Tensor | None) -> bool:
         """Return whether this is another gradient than last time: one that was left over is none of this step."""
@@ -106,6 +128,13 @@ class Outsiders:
             found = [each.entry.ref() for each in self._all]
         return [tensor for tensor in found if tensor is not None]
 
+    def list_trainable(self) -> list[tuple[Outsider, torch.Tensor]]:
+        """Return those that want gradients; frozen ones, which may be very many, are not even looked at."""
+        self.find()
+        if not all(each.stands(each.entry.ref()) for each in self.trainable):
+            self.list_living()
+        return [(each, tensor) for each in self.trainable if (tensor := each.entry.ref()) is not None]
+
     def list_pairs(self) -> list[tuple[TensorEntry, torch.Tensor]]:
         """Return the same with their entries."""
         living = self.list_living()
@@ -152,8 +181,14 @@ class Outsiders:
         serial, tensors = self.recorder.serial, self.list_living()
         if self._values_at != serial:
             self._measure_values(tensors)
-        if with_grads and self._grads_at != serial:
+        if not with_grads:
+            return
+        if self._grads_at != serial:
             self._measure_grads(tensors, mark=OUTSIDE)
+            return
+        for row in self._grad_rows:  # taken for those of a loop without an optimizer, until this one stepped
+            if self.recorder.keys[row] != DROPPED:
+                self.recorder.keys[row] |= OUTSIDE
 
     def measure_by_hand(self, *, is_alone: bool) -> None:
         """Measure them after a backward pass, for a loop that writes to its weights itself.

@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.nn.utils.parametrize import ParametrizationList
 
 from clew.capture.torch.by_hand import ByHand
 from clew.capture.torch.leaves import walk
@@ -100,8 +101,10 @@ class Roots:
         key = id(module)
         if key in self._foreign:
             return False
-        if not self.explicit and recorder.backward_at == recorder.serial:
-            self.end_manual_step()  # before the next model is known: its optimizer has nothing to do with this step
+        if not self.explicit:
+            self._end_by_call(
+                module, tag
+            )  # before this model is known: its optimizer has nothing to do with the step
         entry = recorder.registry.modules.get(key) or self._discover(module)
         if entry is None:
             return False
@@ -128,9 +131,9 @@ class Roots:
         entry = registry.modules.get(id(module))
         return entry or registry.add_module(module, f"<{type(module).__name__}>", None)
 
-    def end_manual_step(self) -> None:
+    def end_manual_step(self, *, by_proof: bool = False) -> None:
         """End the step of a loop that updates its weights by hand, with no optimizer to tell."""
-        if self.recorder.backward_at == self.recorder.serial and self.by_hand.has_ended():
+        if self.recorder.backward_at == self.recorder.serial and self.by_hand.has_ended(by_proof=by_proof):
             self.by_hand.end_step()
             self.recorder.mark_end()
             self.recorder.before_event()
@@ -152,18 +155,24 @@ class Roots:
 
     def end_last_step(self) -> None:
         """The recording ends, and with it the last step of a loop in which nothing else tells."""
-        self.end_manual_step()
+        self.end_manual_step(by_proof=self.recorder.was_cut_off)
         was_called = self._serial == self.recorder.serial and bool(self._called)
-        is_only_evaluation = (
-            not self.optimizers.seen and max(self.recorder.backward_at, self._differentiated_at) < 0
-        )
-        if was_called and (is_only_evaluation or self._differentiated_at == self._serial):
+        if was_called and (not self._is_trained or self._differentiated_at == self._serial):
             self.recorder.end_step()
 
     # ---------------------------------------------------------------- steps without an optimizer
 
+    def _end_by_call(self, module: torch.nn.Module, tag: int) -> None:
+        """End a step by hand where a call tells that it is over."""
+        if self.recorder.backward_at != self.recorder.serial:
+            return
+        if (
+            tag or torch.is_grad_enabled()
+        ):  # else it may be a search along a line, which writes the weights again
+            self.end_manual_step(by_proof=not _is_trained(module, tag))
+
     def _end_implicit_step(self, module: torch.nn.Module, tag: int) -> None:
-        self.end_manual_step()
+        self._end_by_call(module, tag)
         if self.recorder.backward_at == self.recorder.serial or self.optimizers.seen:
             return
         is_inside = is_transformed()
@@ -171,7 +180,7 @@ class Roots:
             self._end_functional_step(parameter)
             return
         again = self._serial == self.recorder.serial and id(module) in self._called
-        if not again or self._differentiated_at >= 0:
+        if not again or self._is_trained:
             return
         if tag or not torch.is_grad_enabled() or is_inside:
             self.recorder.end_step()
@@ -184,8 +193,13 @@ class Roots:
             self.recorder.end_step()
         self._differentiated, self._differentiated_at = weakref.ref(parameter), self.recorder.serial
 
+    @property
+    def _is_trained(self) -> bool:
+        """Whether anything was trained until now."""
+        return self.optimizers.seen or max(self.recorder.backward_at, self._differentiated_at) >= 0
+
     def _is_enough_evaluation(self) -> bool:
-        if not self.optimizers.seen:
+        if not self._is_trained:
             return False
         self._eval_calls += 1
         return self._eval_calls > _EVAL_CALLS * max(1, len(self._called))
@@ -258,6 +272,13 @@ class Roots:
             self.recorder.unseen.setdefault(
                 name, "compiled by torch.compile: only what enters and leaves it is seen"
             )
+
+
+def _is_trained(module: torch.nn.Module, tag: int) -> bool:
+    """Return whether a call may be one of training, not of an evaluation, a metric, or the reading of a weight."""
+    if tag or not torch.is_grad_enabled() or isinstance(module, ParametrizationList):
+        return False
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def is_transformed() -> bool:

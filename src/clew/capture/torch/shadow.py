@@ -52,7 +52,7 @@ class Shadows:
         if copy is None or (copy.shape, copy.dtype, copy.device) != (held.shape, held.dtype, held.device):
             self._pairs[at][0].shadow = None
             return not held.is_sparse and held.layout == torch.strided
-        return self._versions[at] != self._tensors[at]._version
+        return self._versions[at] != list_versions_slowly([self._tensors[at]])[0]
 
     def _copy(self, stale: list[int]) -> None:
         copies = []
@@ -61,7 +61,7 @@ class Shadows:
             if entry.shadow is None:
                 entry.shadow = torch.empty_like(local_part(tensor).detach())
             copies.append(entry.shadow)
-            self._copies[at], self._versions[at] = entry.shadow, tensor._version
+            self._copies[at], self._versions[at] = entry.shadow, list_versions_slowly([tensor])[0]
         with torch.no_grad():
             torch._foreach_copy_(copies, [local_part(self._tensors[at]).detach() for at in stale])
         self._moved = None
