@@ -169,7 +169,7 @@ class Roots:
         if (
             tag or torch.is_grad_enabled()
         ):  # else it may be a search along a line, which writes the weights again
-            self.end_manual_step(by_proof=not _is_trained(module, tag))
+            self.end_manual_step(by_proof=not _may_train(module, tag))
 
     def _end_implicit_step(self, module: torch.nn.Module, tag: int) -> None:
         self._end_by_call(module, tag)
@@ -274,7 +274,7 @@ class Roots:
             )
 
 
-def _is_trained(module: torch.nn.Module, tag: int) -> bool:
+def _may_train(module: torch.nn.Module, tag: int) -> bool:
     """Return whether a call may be one of training, not of an evaluation, a metric, or the reading of a weight."""
     if tag or not torch.is_grad_enabled() or isinstance(module, ParametrizationList):
         return False
