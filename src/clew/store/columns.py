@@ -44,10 +44,10 @@ def _stats_columns(records: Sequence[StepRecord]) -> Columns:
         return {"step": np.zeros(0, np.int64)}
     lengths = np.array([len(record) for record in records])
     rows = int(lengths.sum())
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    starts = (np.cumsum(lengths) - lengths).astype(np.int32)
     return {
         "step": np.repeat(np.array([record.step for record in records], np.int64), lengths),
-        "seq": (np.arange(rows) - starts).astype(np.int32),
+        "seq": np.arange(rows, dtype=np.int32) - np.repeat(starts, lengths),
         "site": _joined([record.sites for record in records], np.int32),
         "kind": _joined([record.kinds for record in records], np.int8),
         "ordinal": _joined([record.ordinals for record in records], np.int16),
