@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 import types
 import weakref
 from pathlib import Path
@@ -214,27 +215,30 @@ def test_export_by_the_compiler_goes_through(tmp_path):
 
 def test_an_exception_inside_a_quiet_call_goes_on_as_it_is(tmp_path):
     loop, plain = Loop(), Loop()
-    was_quiet = []
+    failed = 0
 
     with loop.watch(tmp_path) as watch:
         recorder = recorder_of(watch)
 
-        def fail():
-            was_quiet.append(bool(recorder.inside))
-            raise KeyError("mine")
+        def fail_in_quiet_calls():
+            # Which calls are quiet depends on the machine's pace too.
+            if recorder.inside:
+                raise KeyError("mine")
 
         losses = loop.steps(QUIET)
-        for _ in range(5):
-            loop.model.between = fail
-            with pytest.raises(KeyError, match="mine") as caught:
-                loop.step()
-            if was_quiet[-1]:
-                assert not any(str(entry.path).startswith(OWN) for entry in caught.traceback)
+        for _ in range(QUIET):
+            loop.model.between = fail_in_quiet_calls
+            try:
+                losses.append(loop.step())
+            except KeyError as error:
+                failed += 1
+                frames = traceback.extract_tb(error.__traceback__)
+                assert not any(frame.filename.startswith(OWN) for frame in frames)
             assert not recorder.inside
             assert not recorder.nested
             loop.model.between = lambda: None
-            losses += loop.steps(7)
-    assert any(was_quiet)
+            losses += loop.steps(7 if failed < 3 else 0)
+    assert failed
     assert losses == plain.steps(len(losses))
     assert clew.open_run(tmp_path / "run").scalars()["loss"].values.tolist() == losses
 
