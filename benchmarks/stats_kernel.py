@@ -93,6 +93,26 @@ def measure_many(table, rounds, threads):
     )
 
 
+def measure_refused(table, rounds):
+    """Tensors that cannot be measured; torch takes milliseconds for the words of an error, should one ask it."""
+
+    def refuse(x):
+        table.try_measure(x, 0, hash=False, hist=False)
+
+    def inside(transform):
+        def look(x):
+            found.update(time_in_turn({transform.__name__: lambda: refuse(x)}, rounds, 10))
+            return x.sum()
+
+        return transform(look)
+
+    meta = torch.empty(3, device="meta")
+    found = time_in_turn({"meta": lambda: refuse(meta)}, rounds, 10)
+    inside(torch.func.grad)(torch.ones(3))
+    inside(torch.func.vmap)(torch.ones(2, 3))
+    show("one tensor that torch does not tell of, µs", found)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
@@ -106,6 +126,7 @@ def main():
     compiled.BUILT.select("")
     torch.set_num_threads(threads)
     measure_many(table, rounds, threads)
+    measure_refused(table, rounds)
 
 
 if __name__ == "__main__":

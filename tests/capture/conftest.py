@@ -59,6 +59,10 @@ class Memory:
     def stats(self, **which):
         return [row[5] for row in self.rows(**which)]
 
+    def steps_of(self, site, kind):
+        """Return the steps in which a site has a row."""
+        return [row[0] for row in self.rows(site=site, kind=kind)]
+
     def scalars(self, name):
         return [(r.step, s.value) for r in self.records for s in r.scalars if s.name == name]
 

@@ -1,7 +1,5 @@
 """Tensors that are not simply memory, and measuring that leaves no trace."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clew.errors import UnsupportedTensor
 from clew.stats import reference, torch_path
-from clew.stats.rows import KERNEL, Rows
+from clew.stats.rows import Rows
 
 
 @pytest.fixture(params=WAYS)
@@ -209,24 +207,18 @@ def test_a_distributed_tensor_is_measured_where_it_is(way):
         distributed.destroy_process_group()
 
 
-@pytest.mark.skipif(KERNEL is None, reason="the kernel is not there")
-def test_a_tensor_that_torch_does_not_tell_of_is_refused_within_microseconds():
-    """Torch takes milliseconds for the words of an error; a training by torch.func asks for dozens each step."""
-    took = []
+def test_tensors_that_torch_does_not_tell_of_are_refused_and_others_measured_after_them():
+    refused = []
 
     def measure_often(x):
-        rows = Rows()
-        for _ in range(20):
-            start = time.perf_counter()
-            assert rows.try_measure(x, 0, hash=False, hist=False) is not None
-            took.append(time.perf_counter() - start)
+        table = Rows()
+        refused.extend(table.try_measure(x, 0, hash=False, hist=False) is not None for _ in range(3))
         return x.sum()
 
     torch.func.grad(measure_often)(torch.ones(3))
     torch.func.vmap(measure_often)(torch.ones(2, 3))
     measure_often(torch.empty(3, device="meta"))
-    for first in (0, 20, 40):
-        assert min(took[first : first + 20]) < 5e-4, first
+    assert refused == [True] * 9
     rows = Rows(capacity=2)
     rows.measure(torch.ones(4).to_sparse(), 0)
     rows.measure(torch.arange(5.0), 1)

@@ -15,7 +15,7 @@ import torch
 from clew.capture.assemble import SITE_SHIFT
 from clew.capture.torch.leaves import local_part
 from clew.capture.torch.recorder import KIND_UPDATE
-from clew.capture.torch.shadow import Moved, Shadows, list_versions_slowly
+from clew.capture.torch.shadow import Moved, Shadows, are_alike, list_versions_slowly
 from clew.stats.readable import LAZY, undisturbed
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ class _Noted(NamedTuple):
 
 def _are_same(now: torch.Tensor, before: torch.Tensor) -> bool:
     """Return whether the values are the same; a NaN is the same as a NaN."""
-    if now.shape != before.shape or now.dtype != before.dtype or now.device != before.device:
-        return False
-    return bool(((now == before) | (now.isnan() & before.isnan())).all())
+    return are_alike(now, before) and bool(((now == before) | (now.isnan() & before.isnan())).all())
 
 
 class ByHand:
@@ -65,7 +63,6 @@ class ByHand:
         self._written_at = -1
         self._patience = _PATIENCE
         self._shadows: Shadows | None = None
-        self._shadows_at = -1
 
     @property
     def is_expected(self) -> bool:
@@ -77,7 +74,7 @@ class ByHand:
     def end_pass(self) -> bool:
         """A backward pass has ended: return whether its step will end without an optimizer, and measure it then."""
         recorder = self.recorder
-        if self._shadows_at != recorder.serial:
+        if self._noted_at != recorder.serial:
             self._shadows = None
         is_alone = not self.optimizers.owns_parameters()
         if recorder.updating and not is_alone:  # a closure
@@ -88,8 +85,8 @@ class ByHand:
                 return False
             if recorder.due:
                 self.optimizers.outsiders.measure_by_hand(is_alone=is_alone)
-                if recorder.wants["update"] and self._shadows_at != recorder.serial:
-                    self._keep_values(is_alone=is_alone)
+                if recorder.wants["update"] and self._shadows is None:
+                    self._keep_values()
         return True
 
     def _note(self, *, is_alone: bool) -> None:
@@ -99,28 +96,27 @@ class ByHand:
             (each, tensor) for each, tensor in self.optimizers.outsiders.list_trainable() if tensor.is_leaf
         ]
         if not is_alone:
-            found = [(each, tensor) for each, tensor in found if each.is_given(tensor.grad)]
+            found = [(each, tensor) for each, tensor in found if each.given.take(tensor.grad)]
         for each, tensor in sorted(found, key=lambda pair: pair[1].numel()):
             left -= tensor.numel()
             with undisturbed():
                 copy = tensor.detach().clone() if left >= 0 and tensor.layout == torch.strided else None
             self._noted.append(_Noted(each, list_versions_slowly([tensor])[0], copy))
 
-    def _keep_values(self, *, is_alone: bool) -> None:
+    def _keep_values(self) -> None:
         """Copy the weights as they are before they are written; those written inside the pass already are left out."""
+        noted = {each.outsider.entry.site for each in self._noted}
         pairs = [
             (entry, tensor)
             for entry, tensor in self.optimizers.outsiders.list_pairs()
             if entry.wanted
-            and tensor.requires_grad
+            and entry.site in noted
             and not isinstance(tensor, LAZY)
             and not tensor._post_accumulate_grad_hooks
         ]
-        if not is_alone:  # a large model may stand by that nobody trains
-            pairs = [(entry, tensor) for entry, tensor in pairs if tensor.is_leaf and tensor.grad is not None]
         shadows = Shadows(pairs, [entry.site << SITE_SHIFT | KIND_UPDATE for entry, _ in pairs])
         shadows.take()
-        self._shadows, self._shadows_at = shadows, self.recorder.serial
+        self._shadows = shadows
 
     # ---------------------------------------------------------------- the end of a step
 
@@ -159,12 +155,7 @@ class ByHand:
                 self._written_at = recorder.serial
             with torch._C.DisableTorchFunction():
                 self._let_gradients_rest()
-                if (
-                    is_written
-                    and recorder.due
-                    and shadows is not None
-                    and self._shadows_at == recorder.serial
-                ):
+                if is_written and shadows is not None:
                     recorder.measure_updates(*self._list_moved(shadows))
                 if recorder.due and recorder.wants["buffer"]:
                     with recorder.latest.measuring("buffers", recorder):
@@ -177,15 +168,15 @@ class ByHand:
         for each, _, _ in self._noted if self._noted_at == self.recorder.serial else ():
             tensor = each.entry.ref()
             if tensor is not None:
-                each.note_gradient(tensor.grad)
+                each.measured.take(tensor.grad)
 
     def _list_moved(self, shadows: Shadows) -> Moved:
         """Return what is to be measured; the script may have put other tensors in the places of the old ones."""
         now = {entry.site: local_part(tensor) for entry, tensor in self.optimizers.outsiders.list_pairs()}
+        moved = shadows.list_moved()
         there = [
             (held, copy, key)
-            for copy, key in zip(*shadows.list_moved()[1:], strict=True)
-            if (held := now.get(key >> SITE_SHIFT)) is not None
-            and (held.shape, held.dtype, held.device) == (copy.shape, copy.dtype, copy.device)
+            for copy, key in zip(moved.copies, moved.keys, strict=True)
+            if (held := now.get(key >> SITE_SHIFT)) is not None and are_alike(held, copy)
         ]
         return Moved([each[0] for each in there], [each[1] for each in there], [each[2] for each in there])

@@ -381,8 +381,8 @@ class OptimizerLens:
                 self._measure_grads(entry, optimizer)
             if recorder.wants["update"]:
                 entry.shadows.take()
-            self.outsiders.measure(with_grads=with_grads)
             recorder.latest.rows[entry.turn] = range(first, len(recorder.keys))
+            self.outsiders.measure(with_grads=with_grads)
 
     def _measure_grads(self, entry: OptimizerEntry, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from clew.capture.assemble import DROPPED, OUTSIDE, SITE_SHIFT
+from clew.capture.assemble import OUTSIDE, SITE_SHIFT
 from clew.capture.torch.recorder import KIND_GRAD, KIND_PARAM
 from clew.capture.torch.shadow import list_versions_slowly
 from clew.stats.readable import LAZY, undisturbed
@@ -24,58 +24,47 @@ if TYPE_CHECKING:
     from clew.capture.torch.registry import TensorEntry
 
 _UNREAD: Final = -1
+_GRADIENTS: Final = "gradients of outsiders"
+
+
+class LastGradient:
+    """The gradient of a parameter that somebody looked at last."""
+
+    __slots__ = ("ref", "version")
+
+    def __init__(self) -> None:
+        self.ref: Callable[[], torch.Tensor | None] = lambda: None
+        self.version = _UNREAD
+
+    def take(self, gradient: torch.Tensor | None) -> bool:
+        """Return whether this is another gradient than last time, or has been added to: not one that was left over."""
+        if gradient is None:
+            return False
+        (version,) = list_versions_slowly([gradient])
+        is_fresh = self.ref() is not gradient or self.version != version
+        self.ref, self.version = weakref.ref(gradient), version
+        return is_fresh
 
 
 class Outsider:
     """One parameter, the place in a module where it stands, and what was last measured of it."""
 
-    __slots__ = (
-        "entry",
-        "given",
-        "given_version",
-        "gradient",
-        "gradient_version",
-        "key",
-        "measured_at",
-        "module",
-        "version",
-    )
+    __slots__ = ("entry", "given", "key", "measured", "measured_at", "module", "version")
 
     def __init__(self, entry: TensorEntry, module: torch.nn.Module, key: str) -> None:
         self.entry = entry
         self.module = weakref.ref(module)
         self.key = key
         self.version = _UNREAD
-        self.gradient: Callable[[], torch.Tensor | None] = lambda: None
-        self.gradient_version = self.given_version = _UNREAD
-        self.given: Callable[[], torch.Tensor | None] = lambda: None
-        """The gradient that it had at the end of the last pass that was looked at."""
+        self.measured, self.given = LastGradient(), LastGradient()
+        """The gradients that were last measured, and there at the end of a pass that was looked at."""
         self.measured_at = -1
         """The serial of the step in which its gradient was last measured."""
 
     def follow(self, before: Outsider) -> None:
         """Take over what is known of the parameter."""
         self.version, self.measured_at = before.version, before.measured_at
-        self.gradient, self.gradient_version = before.gradient, before.gradient_version
-        self.given, self.given_version = before.given, before.given_version
-
-    def is_given(self, gradient: torch.Tensor | None) -> bool:
-        """A pass has ended: return whether it gave this gradient, or added to it."""
-        if gradient is None:
-            return False
-        (version,) = list_versions_slowly([gradient])
-        is_same = self.given() is gradient and self.given_version == version
-        self.given, self.given_version = weakref.ref(gradient), version
-        return not is_same
-
-    def note_gradient(self, gradient: torch.Tensor | None) -> bool:
-        """Return whether this is another gradient than last time: one that was left over is none of this step."""
-        if gradient is None:
-            return False
-        (version,) = list_versions_slowly([gradient])
-        is_fresh = self.gradient() is not gradient or self.gradient_version != version
-        self.gradient, self.gradient_version = weakref.ref(gradient), version
-        return is_fresh
+        self.measured, self.given = before.measured, before.given
 
     def stands(self, tensor: torch.Tensor | None) -> bool:
         """Return whether the module still has this very tensor there."""
@@ -103,8 +92,7 @@ class Outsiders:
         """By parameter, the gradients that an optimizer which is gone has used."""
         self._at = (-1, -1)
         self._all: list[Outsider] = []
-        self._values_at = self._grads_at = -1
-        self._grad_rows = range(0)
+        self._values_at = -1
 
     def let_go(self, parameters: list[torch.Tensor]) -> None:
         """Take parameters whose optimizer is gone: what it has used of them is not measured again."""
@@ -165,7 +153,7 @@ class Outsiders:
                     if earlier is not None and earlier.entry is entry:
                         each.follow(earlier)
                     elif (used := self._used.get(id(parameter))) is not None:
-                        each.note_gradient(used())
+                        each.measured.take(used())
         self._used.clear()
         self._all = list(found.values())
         self.trainable = [
@@ -183,11 +171,11 @@ class Outsiders:
             self._measure_values(tensors)
         if not with_grads:
             return
-        if self._grads_at != serial:
+        rows = self.recorder.latest.rows.get(_GRADIENTS)
+        if rows is None:
             self._measure_grads(tensors, mark=OUTSIDE)
-            return
-        for row in self._grad_rows:  # taken for those of a loop without an optimizer, until this one stepped
-            if self.recorder.keys[row] != DROPPED:
+        else:  # taken for those of a loop without an optimizer, until this one stepped
+            for row in rows:
                 self.recorder.keys[row] |= OUTSIDE
 
     def measure_by_hand(self, *, is_alone: bool) -> None:
@@ -199,9 +187,6 @@ class Outsiders:
         tensors = self.list_living()
         if self._values_at != self.recorder.serial:
             self._measure_values(tensors, is_written=is_alone)
-        elif self._grads_at == self.recorder.serial:  # another pass has added to them
-            for row in self._grad_rows:
-                self.recorder.keys[row] = DROPPED
         self._measure_grads(tensors)
 
     def _measure_values(self, tensors: list[torch.Tensor], *, is_written: bool = False) -> None:
@@ -223,16 +208,16 @@ class Outsiders:
         recorder.measure_many([tensor for _, tensor in wanted], [e.site for e, _ in wanted], KIND_PARAM)
 
     def _measure_grads(self, tensors: list[torch.Tensor], *, mark: int = 0) -> None:
-        """Measure the gradients; those that no optimizer uses are marked, to be left out of the norm of all."""
+        """Measure the gradients, to which a pass may have added; ``mark`` leaves them out of the norm of all."""
         recorder, serial = self.recorder, self.recorder.serial
-        self._grads_at, first = serial, len(recorder.keys)
         if not recorder.wants["grad"]:
             return
+        first = recorder.latest.forget(_GRADIENTS, recorder.keys)
         chosen = []
         for each, tensor in zip(self._all, tensors, strict=True):
             if each.entry.wanted and tensor.requires_grad and tensor.is_leaf:
                 gradient = tensor.grad
-                is_fresh = each.note_gradient(gradient) or each.measured_at == serial
+                is_fresh = each.measured.take(gradient) or each.measured_at == serial
                 if gradient is not None and is_fresh:
                     each.measured_at = serial
                     chosen.append((each.entry.site << SITE_SHIFT | KIND_GRAD | mark, gradient))
@@ -244,7 +229,7 @@ class Outsiders:
                 with undisturbed():
                     unscaled = gradient / scale.to(gradient.device)
                 recorder.measure_keyed([unscaled], [key])
-        self._grad_rows = range(first, len(recorder.keys))
+        recorder.latest.rows[_GRADIENTS] = range(first, len(recorder.keys))
 
     def _find_scale(self) -> torch.Tensor | None:
         scaler = self.scaler()

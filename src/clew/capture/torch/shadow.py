@@ -49,7 +49,7 @@ class Shadows:
     def _is_stale(self, at: int) -> bool:
         copy, held = self._pairs[at][0].shadow, local_part(self._tensors[at])
         self._copies[at] = copy
-        if copy is None or (copy.shape, copy.dtype, copy.device) != (held.shape, held.dtype, held.device):
+        if copy is None or not are_alike(copy, held):
             self._pairs[at][0].shadow = None
             return not held.is_sparse and held.layout == torch.strided
         return self._versions[at] != list_versions_slowly([self._tensors[at]])[0]
@@ -82,6 +82,11 @@ class Shadows:
         """The copies are equal to the parameters now."""
         read = KERNEL.list_versions if KERNEL is not None else list_versions_slowly
         self._versions = read(self._tensors)
+
+
+def are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether the numbers of two tensors can be held against each other, one by one."""
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def list_versions_slowly(tensors: list[torch.Tensor]) -> list[int]:
