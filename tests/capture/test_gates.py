@@ -390,14 +390,20 @@ def test_an_output_that_clew_fails_at_ends_that_site_alone(tmp_path, monkeypatch
         loop.model, loop.optimizer, out=tmp_path, name="run", status=False, budget="off"
     ) as watch:
         losses = loop.steps(30)
-        entry = recorder_of(watch).registry.modules[id(loop.model.first)]
-        entry.site = "no number"
+        recorder = recorder_of(watch)
+        entry = recorder.registry.modules[id(loop.model.first)]
+
+        def fail(*_):
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(recorder, "describe", fail)
+        recorder.sites.shapes[entry.site] = ()  # so that it is described again
         losses += loop.steps(10)
         assert entry.off
     assert losses == plain.steps(40)
     run = clew.open_run(tmp_path / "run")
     assert len(run.series("second", "output", "l2").values) == 40
-    assert len(run.series("first", "output", "l2").values) == 30
+    assert len(run.series("first", "output", "l2").values) == 31
 
 
 def test_numbers_of_the_user_may_have_our_names(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import clew
+from clew.capture.beat import Beat
 from clew.capture import clock as clocks
 from clew.capture.clock import CLEW, PHASES, StepClock
 from clew.capture.torch import recorder as recorders
@@ -159,7 +160,7 @@ def test_the_short_way_leaves_the_same_rows(tmp_path, monkeypatch):
     assert {"output", "grad_output", "param", "grad", "update"} <= set(ours["kind"])
 
 
-class _Owner:
+class _Owner(Beat):
     """What a tray asks of its recorder."""
 
     def __init__(self):

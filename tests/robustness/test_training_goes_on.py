@@ -232,7 +232,7 @@ recorder.Recorder.{method} = broken
         "add_scalar",
         "before_event",
         "_settle_scalars",
-        "_cut_rows",
+        "cut_rows",
         "describe",
     ],
 )

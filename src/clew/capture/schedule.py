@@ -6,24 +6,11 @@ from typing import Final
 
 from clew.capture.beat import Ledger
 
-_MEMORY: Final = 0.9
-"""Weight of the past in the running means of step time and cost."""
-
-_BANK_STEPS: Final = 2.0
-"""Unspent time may be saved up for this many recorded steps, not more: no bursts after a pause."""
-
-
 _SEEN: Final = 0.7
 _UNSEEN_SECONDS: Final = 30e-6
 """Part of the budget for what the clock and those of clew's threads see; caches left cold by what they see make up the
 rest. And what a step costs that they do not: torch finding its way past our gates, by measurements against the plain
 loop on steps of some milliseconds."""
-
-_PROBE_EVERY: Final = 25
-_PROBE_SHARE: Final = 20
-_PROBE_RARELY: Final = 200
-"""After the start of a run, one recorded step in so many is probed for the doctor; in a long run ever fewer: the
-recorded steps so far divided by a number, up to a limit."""
 
 
 class Schedule(Ledger):
@@ -37,26 +24,14 @@ class Schedule(Ledger):
         self.forced_until = -1
         self.share = _SEEN * budget if budget is not None else 0.0
         self.unseen = _UNSEEN_SECONDS
-        self.recorded = 0
-        self._found_until = -1
-        self._probed_at = 0
+        self.found_until = -1
         self._looks_from = 0
-
-    def is_probed(self, step: int) -> bool:
-        """Return whether the rules get a closer look at this step, which costs more than its statistics."""
-        if step < self.warmup_steps or step <= self._found_until:
-            return True
-        gap = min(max(_PROBE_EVERY, self.recorded // _PROBE_SHARE), _PROBE_RARELY)
-        if self.recorded - self._probed_at < gap:
-            return False
-        self._probed_at = self.recorded
-        return True
 
     def force(self, step: int, *, steps: int, is_probed: bool = True) -> None:
         """Make this and the following steps due whatever they cost: something was found here, or is compared later."""
         self.forced_until = max(self.forced_until, step + steps - 1)
         if is_probed:
-            self._found_until = max(self._found_until, step + steps - 1)
+            self.found_until = max(self.found_until, step + steps - 1)
 
     def look_again(self, step: int, *, steps: int) -> None:
         """Give the rules a closer look at some recorded steps from here on; the loop is not what it was."""
@@ -64,7 +39,7 @@ class Schedule(Ledger):
         if self.every is None:
             self.force(step, steps=steps)
         else:
-            self._found_until = max(self._found_until, step + steps * self.every - 1)
+            self.found_until = max(self.found_until, step + steps * self.every - 1)
 
     def is_first(self, step: int, *, steps: int) -> bool:
         """Return whether a step is among the first so many of the run, or since the rules look again."""
@@ -74,16 +49,3 @@ class Schedule(Ledger):
         """Take note of what clew's own threads have cost since the last time."""
         if self.share:
             self.bank -= seconds
-
-    def account(self, step: int, cost_seconds: float, wall_seconds: float, *, was_due: bool) -> None:
-        """Take note of what a finished step took in all, and how much of that was clew."""
-        if was_due:
-            self.recorded += 1
-            self.since_last = 0
-            keep = _MEMORY if self.cost else 0.0
-            self.cost = keep * self.cost + (1 - keep) * cost_seconds
-            self.most = _BANK_STEPS * self.cost
-        else:
-            self.thinned += 1
-            self.since_last += 1
-        self.pay(step, cost_seconds, wall_seconds)

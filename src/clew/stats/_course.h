@@ -10,16 +10,18 @@ enum { UNTOLD = 0, TOLD = 1, UNUSUAL = -1 };
 
 static PyTypeObject *updates_type;
 
-/* What the end of a step touches of an optimizer; the base of `OptimizerEntry`. */
+/* What a step touches of an optimizer; the base of `OptimizerEntry`. */
 typedef struct {
     PyObject_HEAD
-    PyObject *known_groups, *rates;
+    PyObject *known_groups, *rates, *turn, *parameters, *tensors, *param_keys, *grad_keys, *shadows;
     long stepped, steps;
 } Updates;
 
+#define UPDATES(name) {#name, T_OBJECT_EX, offsetof(Updates, name), 0, NULL}
+
 static PyMemberDef updates_members[] = {
-    {"known_groups", T_OBJECT_EX, offsetof(Updates, known_groups), 0, NULL},
-    {"rates", T_OBJECT_EX, offsetof(Updates, rates), 0, NULL},
+    UPDATES(known_groups), UPDATES(rates),      UPDATES(turn),      UPDATES(parameters),
+    UPDATES(tensors),      UPDATES(param_keys), UPDATES(grad_keys), UPDATES(shadows),
     {"stepped", T_LONG, offsetof(Updates, stepped), 0, NULL},
     {"steps", T_LONG, offsetof(Updates, steps), 0, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -41,7 +43,7 @@ static void free_updates(PyObject *self)
 }
 
 static PyType_Slot updates_slots[] = {
-    {Py_tp_doc, "Updates()\n\nWhat the end of a step touches of an optimizer."},
+    {Py_tp_doc, "Updates()\n\nWhat a step touches of an optimizer."},
     {Py_tp_dealloc, free_updates},
     {Py_tp_traverse, traverse_updates},
     {Py_tp_clear, clear_updates},

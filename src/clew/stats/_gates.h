@@ -127,17 +127,18 @@ static PyObject *ask_general(PyObject *self, PyObject *name, PyObject *general)
 
 typedef struct {
     PyObject_HEAD
-    PyObject *original, *general, *beat, *course, *entries, *flags, *ask, *fail, *finish, *lists, *leaf;
+    PyObject *original, *general, *beat, *course, *entries, *flags, *ask, *fail, *finish, *lists, *leaf, *measure;
     int phase;
 } Gate;
 
-enum { GATE_FIELDS = 11 };
+enum { GATE_FIELDS = 12 };
 
 #define GATE_FIELD(name) {#name, T_OBJECT_EX, offsetof(Gate, name), READONLY, NULL}
 
 static PyMemberDef gate_members[] = {
     GATE_FIELD(original), GATE_FIELD(general), GATE_FIELD(beat), GATE_FIELD(course), GATE_FIELD(entries), GATE_FIELD(flags),
-    GATE_FIELD(ask),      GATE_FIELD(fail),    GATE_FIELD(finish), GATE_FIELD(lists), GATE_FIELD(leaf), {NULL, 0, 0, 0, NULL},
+    GATE_FIELD(ask),      GATE_FIELD(fail),    GATE_FIELD(finish), GATE_FIELD(lists), GATE_FIELD(leaf),
+    GATE_FIELD(measure),  {NULL, 0, 0, 0, NULL},
 };
 
 static int traverse_gate(PyObject *self, visitproc visit, void *arg)
@@ -157,18 +158,19 @@ static void free_gate(PyObject *self)
 
 enum {
     ORIGINAL = 1, GENERAL = 1 << 1, BEAT = 1 << 2, FLIGHT = 1 << 3, ENTRIES = 1 << 4, FLAGS = 1 << 5,
-    ASK = 1 << 6, FAIL = 1 << 7, FINISH = 1 << 8, LISTS = 1 << 9, LEAF = 1 << 10,
+    ASK = 1 << 6, FAIL = 1 << 7, FINISH = 1 << 8, LISTS = 1 << 9, LEAF = 1 << 10, MEASURE = 1 << 11,
 };
 
 /* Make a gate of keyword arguments: the fields that it needs, and a phase. */
 static PyObject *make_gate(PyTypeObject *type, PyObject *args, PyObject *kwargs, int needed)
 {
     static char *names[] = {"original", "general", "beat", "course", "entries", "flags",
-                            "ask",      "fail",    "finish", "lists", "leaf",   "phase", NULL};
+                            "ask",      "fail",    "finish", "lists", "leaf",   "measure", "phase", NULL};
     PyObject *given[GATE_FIELDS] = {NULL};
     int phase = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOOOOi", names, &given[0], &given[1], &given[2], &given[3],
-                                     &given[4], &given[5], &given[6], &given[7], &given[8], &given[9], &given[10], &phase))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOOOOOi", names, &given[0], &given[1], &given[2], &given[3],
+                                     &given[4], &given[5], &given[6], &given[7], &given[8], &given[9], &given[10],
+                                     &given[11], &phase))
         return NULL;
     for (int i = 0; i < GATE_FIELDS; i++)
         if (needed >> i & 1 && !given[i])
@@ -273,24 +275,37 @@ static PyObject *bind_gated(PyObject *gate, PyObject *module)
     return (PyObject *)call;
 }
 
+/* Whether the outputs of a root call are seen here, should it be recorded. */
+static int may_see_root(const Gate *gate)
+{
+    return gate->leaf != Py_None && !((const Beat *)gate->beat)->wants_batch;
+}
+
+/* Whether this thread is in a root call whose outputs are seen here. */
+static int is_inside_seen(const Gate *gate)
+{
+    const Beat *beat = (const Beat *)gate->beat;
+    unsigned long me = PyThread_get_thread_ident();
+    return gate->leaf != Py_None && (beat->rooted == me || beat->seeing == me);
+}
+
 /* Chosen where torch looks the method up: inside a quiet call, what it gets is its own method and nothing of ours. */
 static PyObject *bind_call(PyObject *self, PyObject *module, PyObject *type)
 {
     Gate *gate = (Gate *)self;
     Beat *beat = (Beat *)gate->beat;
-    unsigned long me = PyThread_get_thread_ident();
     if (!module || module == Py_None)
         return Py_NewRef(gate->general);
-    if (beat->asleep != Py_False || beat->inside == me)
+    if (beat->asleep != Py_False || beat->inside == PyThread_get_thread_ident())
         return bind(gate->original, module, type);
-    if (beat->seeing == me && gate->leaf != Py_None)
+    if (is_inside_seen(gate))
         return bind_gated(self, module);
-    if (beat->due == Py_False && !beat->nested && is_first_call(beat) && is_recorded_here(beat))
+    if ((beat->due == Py_False || may_see_root(gate)) && !beat->nested && is_first_call(beat) && is_recorded_here(beat))
         return bind_gated(self, module);
     return bind(gate->general, module, type);
 }
 
-/* Begin a quiet call; -1 where it is not one, and -2 with an exception that is the user's. */
+/* Begin a usual call; -1 where it is not one, and -2 with an exception that is the user's. */
 static int enter_call(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     Beat *beat = (Beat *)gate->beat;
@@ -298,27 +313,20 @@ static int enter_call(Gate *gate, PyObject *module, PyObject *args, PyObject *kw
         !has_answer(gate->ask, Py_None) || !has_answer(ask_mode, Py_False))
         return PyErr_Occurred() && !excuse(gate->fail) ? -2 : -1;
     PyObject *given = kwargs ? Py_NewRef(kwargs) : PyDict_New();
-    int before = given ? begin_call(beat, module, args, given, gate->phase) : -1;
+    int before = given ? begin_call(beat, module, args, given, gate->phase, may_see_root(gate)) : -1;
     Py_XDECREF(given);
     if (PyErr_Occurred())
         return excuse(gate->fail) ? -1 : -2;
     return before;
 }
 
-static void leave_call(Beat *beat, int before, int is_whole)
-{
-    beat->inside = 0;
-    if (is_whole)
-        set_flag(&beat->has_output, 1);
-    switch_phase((Clock *)beat->clock, before);
-}
-
 /* Have the output of a module put down; `finish` does what is left, or answers for an exception. */
 static int see_output(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *output)
 {
-    int seen = 0;
+    const Beat *beat = (const Beat *)gate->beat;
+    int seen = 0, tag = beat->rooted == PyThread_get_thread_ident() ? 0 : beat->tag;
     if (has_answer(ask_mode, Py_False))
-        seen = observe((Leaf *)gate->leaf, gate->entries, module, output, ((Beat *)gate->beat)->tag);
+        seen = observe((Leaf *)gate->leaf, gate->entries, module, output, tag);
     if (seen > 0)
         return 1;
     if (PyErr_Occurred() && !is_ours())
@@ -332,14 +340,39 @@ static int see_output(Gate *gate, PyObject *module, PyObject *args, PyObject *kw
     return done != NULL;
 }
 
-/* A call inside a root call that is recorded. */
-static PyObject *call_seen(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs)
+static PyObject *call_bound(PyObject *function, PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    PyObject *method = bind(gate->original, module, (PyObject *)Py_TYPE(module));
+    PyObject *method = bind(function, module, (PyObject *)Py_TYPE(module));
     PyObject *output = method ? PyObject_Call(method, args, kwargs) : NULL;
     Py_XDECREF(method);
+    return output;
+}
+
+/* A call whose output is seen: a root call that is recorded, or one inside. */
+static PyObject *call_seen(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *output = call_bound(gate->original, module, args, kwargs);
     if (output && !see_output(gate, module, args, kwargs, output))
         Py_CLEAR(output);
+    return output;
+}
+
+/* A root call that goes straight to torch's own method; what is called inside is seen if the step is recorded. */
+static PyObject *call_usual_root(Gate *gate, PyObject *module, PyObject *args, PyObject *kwargs, int before)
+{
+    Beat *beat = (Beat *)gate->beat;
+    int is_seen = beat->due == Py_True;
+    unsigned long *state = is_seen ? &beat->rooted : &beat->inside;
+    beat->nested += is_seen;
+    *state = PyThread_get_thread_ident();
+    PyObject *output = is_seen ? call_seen(gate, module, args, kwargs) : call_bound(gate->original, module, args, kwargs);
+    *state = 0;
+    beat->nested -= is_seen;
+    if (is_seen)
+        forget_last((Leaf *)gate->leaf);
+    if (output)
+        set_flag(&beat->has_output, 1);
+    switch_phase((Clock *)beat->clock, before);
     return output;
 }
 
@@ -347,20 +380,14 @@ static PyObject *call_gated(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     GatedCall *call = (GatedCall *)self;
     Gate *gate = (Gate *)call->gate;
-    Beat *beat = (Beat *)gate->beat;
-    if (beat->seeing == PyThread_get_thread_ident() && gate->leaf != Py_None)
+    if (is_inside_seen(gate))
         return call_seen(gate, call->module, args, kwargs);
     int before = enter_call(gate, call->module, args, kwargs);
     if (before < -1)
         return NULL;
-    PyObject *method = bind(before < 0 ? gate->general : gate->original, call->module, (PyObject *)Py_TYPE(call->module));
-    if (before >= 0)
-        beat->inside = PyThread_get_thread_ident();
-    PyObject *result = method ? PyObject_Call(method, args, kwargs) : NULL;
-    if (before >= 0)
-        leave_call(beat, before, result != NULL);
-    Py_XDECREF(method);
-    return result;
+    if (before < 0)
+        return call_bound(gate->general, call->module, args, kwargs);
+    return call_usual_root(gate, call->module, args, kwargs, before);
 }
 
 static PyObject *ask_gated(PyObject *self, PyObject *name)

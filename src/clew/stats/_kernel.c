@@ -491,6 +491,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_weigh.h"
 #include "_lists.h"
 #include "_part.h"
+#include "_ledger.h"
+#include "_state.h"
 #include "_tray.h"
 #include "_leaf.h"
 #include "_beat.h"
@@ -498,6 +500,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_course.h"
 #include "_gates.h"
 #include "_fetch.h"
+#include "_steps.h"
 #include "_passes.h"
 #include "_pack.h"
 

@@ -118,8 +118,13 @@ class Ledger:
     period: int
     warmup_steps: int
     forced_until: int
+    found_until: int
+    recorded: int
+    probed_at: int
     thinned: int
     since_last: int
+    def account(self, step: int, cost_seconds: float, wall_seconds: float, was_due: bool, /) -> None: ...
+    def is_probed(self, step: int, /) -> bool: ...
     def is_due(self, step: int, /) -> bool: ...
     def pay(self, step: int, cost_seconds: float, wall_seconds: float, /) -> None: ...
 
@@ -167,12 +172,30 @@ class Turns:
     highest: float
 
 class Updates:
-    """What the end of a step touches of an optimizer."""
+    """What a step touches of an optimizer."""
 
     known_groups: list[dict[str, Any]]
     rates: list[Any]
+    turn: object
+    parameters: list[torch.Tensor]
+    tensors: list[torch.Tensor]
+    param_keys: list[int]
+    grad_keys: list[int]
+    shadows: Any
     stepped: int
     steps: int
+
+class Place:
+    """A module under observation: its site, and its calls in the current step."""
+
+    site: int
+    serial: int
+    calls: int
+    eval_calls: int
+    recalls: int
+    eval_recalls: int
+    wanted: bool
+    off: bool
 
 class Source:
     """An iterator of a loader, as the gate at batches knows it."""
@@ -209,6 +232,8 @@ class Beat:
     """What a quiet step touches of a recording; the attributes are those of the recorder."""
 
     longest_backlog: int
+    most_recorded: int
+    alone_at: int
     nested: int
     quiet_with: int
     updating: int
@@ -216,9 +241,16 @@ class Beat:
     seeing: int
     tag: int
     wants_loss: bool
+    wants_batch: bool
+    wants_param: bool
+    wants_grad: bool
+    wants_update: bool
+    wants_after: bool
     fetching: bool
     @property
     def inside(self) -> int: ...
+    @property
+    def rooted(self) -> int: ...
     def stay_quiet(self, seconds: float, /) -> None: ...
     def end_quietly(self) -> bool: ...
     def begin_call(self, module: object, args: object, kwargs: object, phase: int, /) -> int: ...
@@ -280,8 +312,9 @@ class StepGate:
         entries: dict[int, Any],
         ask: Callable[[], int],
         fail: Callable[[Exception], object],
-        finish: Callable[[int, int], object],
+        finish: Callable[[int, int, Any], object],
         lists: tuple[str, ...],
+        measure: Callable[[Any], object],
         phase: int,
     ) -> StepGate: ...
     def before(self, optimizer: object, args: Any, kwargs: Any, /) -> Any: ...

@@ -5,11 +5,36 @@
 
 #ifdef HAVE_CLOCK
 
-static PyObject *str_requires_grad, *str_serial, *str_in_backward, *str_grad_fn, *str_output_nr,
-    *str_register, *str_probing, *str_wanted, *str_off, *str_calls, *str_eval_calls, *str_recalls,
-    *str_eval_recalls, *str_site;
+static PyObject *str_requires_grad, *str_grad_fn, *str_output_nr, *str_register;
 
 enum { MAX_CALLS = 16 };
+
+/* A module under observation; the base of `ModuleEntry`. */
+typedef struct {
+    PyObject_HEAD
+    long site, serial, calls, eval_calls, recalls, eval_recalls;
+    char wanted, off;
+} Place;
+
+static PyTypeObject *place_type;
+
+#define PLACE(name, type) {#name, type, offsetof(Place, name), 0, NULL}
+
+static PyMemberDef place_members[] = {
+    PLACE(site, T_LONG),    PLACE(serial, T_LONG),       PLACE(calls, T_LONG),  PLACE(eval_calls, T_LONG),
+    PLACE(recalls, T_LONG), PLACE(eval_recalls, T_LONG), PLACE(wanted, T_BOOL), PLACE(off, T_BOOL),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot place_slots[] = {
+    {Py_tp_doc, "Place()\n\nA module under observation: its site, and its calls in the current step."},
+    {Py_tp_members, place_members},
+    {0, NULL},
+};
+
+static PyType_Spec place_spec = {
+    "clew.stats._kernel.Place", sizeof(Place), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, place_slots,
+};
 
 typedef struct {
     PyObject_HEAD
@@ -23,18 +48,9 @@ typedef struct {
 static int intern_leaf_names(void)
 {
     return (str_requires_grad = PyUnicode_InternFromString("requires_grad")) &&
-           (str_serial = PyUnicode_InternFromString("serial")) &&
-           (str_in_backward = PyUnicode_InternFromString("in_backward")) &&
            (str_grad_fn = PyUnicode_InternFromString("grad_fn")) &&
            (str_output_nr = PyUnicode_InternFromString("output_nr")) &&
-           (str_register = PyUnicode_InternFromString("_register_hook_dict")) &&
-           (str_probing = PyUnicode_InternFromString("probing")) &&
-           (str_wanted = PyUnicode_InternFromString("wanted")) && (str_off = PyUnicode_InternFromString("off")) &&
-           (str_calls = PyUnicode_InternFromString("calls")) &&
-           (str_eval_calls = PyUnicode_InternFromString("eval_calls")) &&
-           (str_recalls = PyUnicode_InternFromString("recalls")) &&
-           (str_eval_recalls = PyUnicode_InternFromString("eval_recalls")) &&
-           (str_site = PyUnicode_InternFromString("site"));
+           (str_register = PyUnicode_InternFromString("_register_hook_dict"));
 }
 
 static int traverse_leaf(PyObject *self, visitproc visit, void *arg)
@@ -175,68 +191,49 @@ static PyObject *leaf_see(PyObject *self, PyObject *const *args, Py_ssize_t n)
     if (!check_count(n, 3))
         return NULL;
     int64_t place = PyLong_AsLongLong(args[0]) << SITE_SHIFT | PyLong_AsLongLong(args[2]);
-    int64_t serial = read_integer(leaf->tray->owner, str_serial);
-    int64_t recomputed = read_integer(leaf->tray->owner, str_in_backward);
+    int64_t serial = read_long(leaf->tray->owner->serial), recomputed = read_long(leaf->tray->owner->in_backward);
     if (PyErr_Occurred() || !see(leaf, args[1], place, serial, recomputed != 0))
         return NULL;
     Py_RETURN_NONE;
 }
 
-static int write_integer(PyObject *owner, PyObject *name, int64_t value)
-{
-    PyObject *number = PyLong_FromLongLong(value);
-    int done = number && PyObject_SetAttr(owner, name, number) == 0;
-    Py_XDECREF(number);
-    return done;
-}
-
-static int forget_calls(PyObject *entry, int64_t serial)
-{
-    return write_integer(entry, str_serial, serial) && write_integer(entry, str_calls, 0) &&
-           write_integer(entry, str_eval_calls, 0) && write_integer(entry, str_recalls, 0) &&
-           write_integer(entry, str_eval_recalls, 0);
-}
-
 /* Which call of its module in this mode within the step this is: `ModuleEntry.count_call`; -1 where they are not told
-   apart any more, -2 with an error set. */
-static int64_t count_call(PyObject *entry, int64_t serial, int64_t tag)
+   apart any more. */
+static long count_call(Place *entry, long serial, int in_eval)
 {
-    PyObject *counted = tag ? str_eval_calls : str_calls;
-    if (read_integer(entry, str_serial) != serial && !forget_calls(entry, serial))
-        return -2;
-    int64_t calls = read_integer(entry, counted);
-    if (calls >= MAX_CALLS)
-        return -1;
-    return !PyErr_Occurred() && write_integer(entry, counted, calls + 1) ? calls : -2;
+    long *counted = in_eval ? &entry->eval_calls : &entry->calls;
+    if (entry->serial != serial) {
+        entry->serial = serial;
+        entry->calls = entry->eval_calls = entry->recalls = entry->eval_recalls = 0;
+    }
+    return *counted < MAX_CALLS ? (*counted)++ : -1;
 }
 
 /* Whether the output of a known module was seen; 0 leaves it to the general way, -1 with an error set. */
-static int observe_known(Leaf *leaf, PyObject *entry, PyObject *output, int64_t tag)
+static int observe_known(Leaf *leaf, Place *entry, PyObject *output, int64_t tag)
 {
-    PyObject *owner = leaf->tray->owner;
-    if (!read_flag(entry, str_wanted) || read_flag(entry, str_off))
+    if (!entry->wanted || entry->off)
         return 1;
-    int64_t serial = read_integer(owner, str_serial), ordinal = count_call(entry, serial, tag);
+    long serial = read_long(leaf->tray->owner->serial), ordinal = count_call(entry, serial, tag != 0);
     if (ordinal < 0)
-        return ordinal == -1 ? 0 : -1;
-    int64_t place = read_integer(entry, str_site) << SITE_SHIFT | tag | ordinal;
-    return !PyErr_Occurred() && see(leaf, output, place, serial, 0) ? 1 : -1;
+        return 0;
+    return see(leaf, output, (int64_t)entry->site << SITE_SHIFT | tag | ordinal, serial, 0) ? 1 : -1;
 }
 
 /* Whether the output of a module was seen; 0 leaves it to the general way, -1 with an error set. */
 static int observe(Leaf *leaf, PyObject *modules, PyObject *module, PyObject *output, int64_t tag)
 {
-    PyObject *owner = leaf->tray->owner;
-    if ((PyObject *)Py_TYPE(output) != plain_type[0] || read_flag(owner, str_probing) ||
-        read_integer(owner, str_in_backward) || read_flag(owner, str_asleep))
+    const Beat *owner = leaf->tray->owner;
+    if ((PyObject *)Py_TYPE(output) != plain_type[0] || owner->probing != Py_False || read_long(owner->in_backward) ||
+        owner->asleep != Py_False)
         return 0;
     PyObject *id = PyLong_FromVoidPtr(module), *entry = id ? PyDict_GetItemWithError(modules, id) : NULL;
     Py_XDECREF(id);
-    if (!entry)
+    if (!entry || !PyObject_TypeCheck(entry, place_type))
         return PyErr_Occurred() ? -1 : 0;
     Py_INCREF(entry);
     int before = switch_phase(leaf->tray->clock, leaf->tray->clock->own);
-    int seen = observe_known(leaf, entry, output, tag);
+    int seen = observe_known(leaf, (Place *)entry, output, tag);
     switch_phase(leaf->tray->clock, before);
     Py_DECREF(entry);
     return seen;
@@ -251,13 +248,17 @@ static PyObject *leaf_observe(PyObject *self, PyObject *const *args, Py_ssize_t 
     return seen < 0 ? NULL : PyBool_FromLong(seen);
 }
 
-static PyObject *leaf_forget(PyObject *self, PyObject *unused)
+static void forget_last(Leaf *leaf)
 {
-    Leaf *leaf = (Leaf *)self;
-    (void)unused;
     Py_CLEAR(leaf->last);
     Py_CLEAR(leaf->targets);
     leaf->row = -1;
+}
+
+static PyObject *leaf_forget(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    forget_last((Leaf *)self);
     Py_RETURN_NONE;
 }
 

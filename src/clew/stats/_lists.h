@@ -37,21 +37,26 @@ static PyObject *has_same(PyObject *module, PyObject *const *args, Py_ssize_t n)
 PyDoc_STRVAR(holds_doc, "holds(groups, parameters) -> bool\n\n"
                         "Return whether the parameters of an optimizer's groups, one after another, are these very ones.");
 
+static int holds_all(PyObject *groups, PyObject *parameters)
+{
+    Py_ssize_t at = 0;
+    int same = PyList_Check(groups) && PyList_Check(parameters);
+    for (Py_ssize_t i = 0; same && i < PyList_Size(groups); i++) {
+        PyObject *group = PyList_GetItem(groups, i);
+        PyObject *held = PyDict_Check(group) ? PyDict_GetItemWithError(group, str_params) : NULL;
+        same = held && PyList_Check(held) && at + PyList_Size(held) <= PyList_Size(parameters);
+        for (Py_ssize_t k = 0; same && k < PyList_Size(held); k++)
+            same = PyList_GetItem(held, k) == PyList_GetItem(parameters, at++);
+    }
+    return same && at == PyList_Size(parameters);
+}
+
 static PyObject *holds(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
     if (!has_count(n, 2))
         return NULL;
-    Py_ssize_t at = 0;
-    int same = PyList_Check(args[0]) && PyList_Check(args[1]);
-    for (Py_ssize_t i = 0; same && i < PyList_Size(args[0]); i++) {
-        PyObject *group = PyList_GetItem(args[0], i);
-        PyObject *held = PyDict_Check(group) ? PyDict_GetItemWithError(group, str_params) : NULL;
-        same = held && PyList_Check(held) && at + PyList_Size(held) <= PyList_Size(args[1]);
-        for (Py_ssize_t k = 0; same && k < PyList_Size(held); k++)
-            same = PyList_GetItem(held, k) == PyList_GetItem(args[1], at++);
-    }
-    same = same && at == PyList_Size(args[1]);
+    int same = holds_all(args[0], args[1]);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
 }
 

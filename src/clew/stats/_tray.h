@@ -2,17 +2,18 @@
    `GradientHook` do in Python, without a Python frame. Right after a matrix product the caches are full of numbers,
    and every line of Python has to come from far away.
 
-   Includes nothing: it is a part of _kernel.c. The owner is the recorder; its lists are looked up by name each time. */
+   Includes nothing: it is a part of _kernel.c. The owner is the recorder. */
 
 #ifdef HAVE_CLOCK
 
-static PyObject *str_keys, *str_copies, *str_asleep, *str_due, *str_slowly, *str_describe, *str_fault;
+static PyObject *str_slowly, *str_describe, *str_fault;
 
 enum { SITE_SHIFT = 32 };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *owner, *shapes, *acquire, *release;
+    PyObject *shapes, *acquire, *release;
+    Beat *owner;
     Clock *clock;
     Target target;
     int64_t capacity;
@@ -25,31 +26,14 @@ typedef struct {
     double call_seconds;
 } Hook;
 
-static PyTypeObject *tray_type, *clock_type;
-
-static void *allocate(PyTypeObject *type)
-{
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return alloc(type, 0);
-}
-
-static void release_object(PyObject *self, inquiry clear)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    PyObject_GC_UnTrack(self);
-    clear(self);
-    release(self);
-    Py_DECREF(type);
-}
+static PyTypeObject *tray_type;
 
 static int intern_names(void)
 {
     const struct {
         PyObject **to;
         const char *name;
-    } names[] = {{&str_keys, "keys"},         {&str_copies, "copies"},     {&str_asleep, "asleep"}, {&str_due, "due"},
-                 {&str_slowly, "measure_slowly"}, {&str_describe, "describe"}, {&str_fault, "fault_at_gradient"}};
+    } names[] = {{&str_slowly, "measure_slowly"}, {&str_describe, "describe"}, {&str_fault, "fault_at_gradient"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].to = PyUnicode_InternFromString(names[i].name)))
             return 0;
@@ -88,10 +72,11 @@ static void free_tray(PyObject *self)
 
 static PyObject *make_tray(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *owner, *shapes, *lock;
+    PyObject *shapes, *lock;
+    Beat *owner;
     Clock *clock;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OO!OO!", &owner, &PyList_Type, &shapes, &lock, clock_type, &clock))
+    if (!PyArg_ParseTuple(args, "O!O!OO!", beat_type, &owner, &PyList_Type, &shapes, &lock, clock_type, &clock))
         return NULL;
     Tray *tray = allocate(type);
     if (!tray)
@@ -119,11 +104,21 @@ static PyObject *aim_tray(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static int call_quietly(PyObject *callable)
+static int hold_lock(const Tray *tray)
 {
-    PyObject *answer = PyObject_CallObject(callable, NULL);
+    PyObject *answer = PyObject_CallNoArgs(tray->acquire);
     Py_XDECREF(answer);
     return answer != NULL;
+}
+
+/* Whatever exception is set stays so. */
+static void release_lock(const Tray *tray)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *answer = PyObject_CallNoArgs(tray->release);
+    Py_XDECREF(answer);
+    PyErr_Restore(type, value, trace);
 }
 
 static int is_told_shape(PyObject *known, const Told *told)
@@ -155,7 +150,7 @@ static int describe_site(Tray *tray, PyObject *tensor, int64_t site, const Told 
     if (is_described(tray, tensor, site, told))
         return 1;
     PyObject *number = PyLong_FromLongLong(site);
-    PyObject *answer = number ? PyObject_CallMethodObjArgs(tray->owner, str_describe, number, tensor, NULL) : NULL;
+    PyObject *answer = number ? PyObject_CallMethodObjArgs((PyObject *)tray->owner, str_describe, number, tensor, NULL) : NULL;
     Py_XDECREF(number);
     Py_XDECREF(answer);
     return answer != NULL;
@@ -188,7 +183,7 @@ static int64_t put_down(Tray *tray, PyObject *keys, PyObject *tensor, int64_t ke
 static int64_t measure_slowly(Tray *tray, PyObject *tensor, int64_t key)
 {
     PyObject *site = PyLong_FromLongLong(key >> SITE_SHIFT), *tag = PyLong_FromLongLong(key & 0xFFFFFFFF);
-    PyObject *answer = site && tag ? PyObject_CallMethodObjArgs(tray->owner, str_slowly, tensor, site, tag, NULL) : NULL;
+    PyObject *answer = site && tag ? PyObject_CallMethodObjArgs((PyObject *)tray->owner, str_slowly, tensor, site, tag, NULL) : NULL;
     int64_t row = answer ? PyLong_AsLongLong(answer) : -2;
     Py_XDECREF(site);
     Py_XDECREF(tag);
@@ -199,17 +194,14 @@ static int64_t measure_slowly(Tray *tray, PyObject *tensor, int64_t key)
 /* Measure any tensor into the next row; -1 where it cannot be seen, -2 with an error set. */
 static int64_t take_tensor(Tray *tray, PyObject *tensor, int64_t key)
 {
-    if (!call_quietly(tray->acquire))
+    if (!hold_lock(tray))
         return -2;
-    PyObject *keys = PyObject_GetAttr(tray->owner, str_keys);
-    int64_t row = keys ? put_down(tray, keys, tensor, key) : -2;
+    PyObject *keys = Py_NewRef(tray->owner->keys);
+    int64_t row = put_down(tray, keys, tensor, key);
     if (row == -1)
         row = measure_slowly(tray, tensor, key);
-    Py_XDECREF(keys);
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    call_quietly(tray->release);
-    PyErr_Restore(type, value, trace);
+    Py_DECREF(keys);
+    release_lock(tray);
     return row;
 }
 
@@ -274,8 +266,8 @@ static PyObject *tray_measure_many(PyObject *self, PyObject *const *args, Py_ssi
     Tray *tray = (Tray *)self;
     if (!check_count(n, 2))
         return NULL;
-    PyObject *tensors = PySequence_Tuple(args[0]), *keys = PyObject_GetAttr(tray->owner, str_keys), *left = NULL;
-    Py_ssize_t first = keys ? PyList_Size(keys) : -1, count = tensors ? PyTuple_Size(tensors) : -1;
+    PyObject *tensors = PySequence_Tuple(args[0]), *keys = Py_NewRef(tray->owner->keys), *left = NULL;
+    Py_ssize_t first = PyList_Size(keys), count = tensors ? PyTuple_Size(tensors) : -1;
     if (first >= 0 && count >= 0 && PyList_Size(args[1]) == count) {
         if (first + count > tray->capacity)
             Py_INCREF(left = Py_None);
@@ -354,19 +346,13 @@ static PyObject *make_hook(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 /* Give another site the numbers of an earlier row. */
 static int repeat_row(Tray *tray, PyObject *tensor, int64_t row, int64_t key)
 {
-    if (!call_quietly(tray->acquire))
+    if (!hold_lock(tray))
         return 0;
-    PyObject *keys = PyObject_GetAttr(tray->owner, str_keys), *copies = PyObject_GetAttr(tray->owner, str_copies);
-    PyObject *pair = keys && copies ? Py_BuildValue("nL", PyList_Size(keys), (long long)row) : NULL;
-    int done = pair && PyList_Append(copies, pair) == 0 && append_number(keys, key) &&
+    PyObject *keys = tray->owner->keys, *pair = Py_BuildValue("nL", PyList_Size(keys), (long long)row);
+    int done = pair && PyList_Append(tray->owner->copies, pair) == 0 && append_number(keys, key) &&
                describe_site(tray, tensor, key >> SITE_SHIFT, NULL);
-    Py_XDECREF(keys);
-    Py_XDECREF(copies);
     Py_XDECREF(pair);
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    call_quietly(tray->release);
-    PyErr_Restore(type, value, trace);
+    release_lock(tray);
     return done;
 }
 
@@ -396,7 +382,7 @@ static int answer_fault(Hook *hook)
     if (value && trace)
         PyException_SetTraceback(value, trace);
     PyObject *first = PyList_GetItem(hook->targets, 0);
-    PyObject *answer = PyObject_CallMethodObjArgs(hook->tray->owner, str_fault, value, first, NULL);
+    PyObject *answer = PyObject_CallMethodObjArgs((PyObject *)hook->tray->owner, str_fault, value, first, NULL);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
@@ -411,7 +397,8 @@ static PyObject *call_hook(PyObject *self, PyObject *args, PyObject *kwargs)
     (void)kwargs;
     if (!gradient)
         return NULL;
-    if (gradient == Py_None || read_flag(hook->tray->owner, str_asleep) || !read_flag(hook->tray->owner, str_due))
+    const Beat *owner = hook->tray->owner;
+    if (gradient == Py_None || owner->asleep != Py_False || owner->due != Py_True)
         Py_RETURN_NONE;
     Clock *clock = hook->tray->clock;
     int before = switch_phase(clock, clock->own);

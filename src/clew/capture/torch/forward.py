@@ -79,13 +79,13 @@ class ForwardLens:
         owner, may_call = recorder.owner, self.roots.may_call
         begin_quietly, fail_at_root, clock = recorder.begin_call, self._fail_at_root, recorder.clock
         modules, fail_at_module = recorder.registry.modules, self._fail_at_module
-        see_quietly = self._see_quietly
+        see_quietly, read_tag = self._see_quietly, self._read_tag
 
         def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # The first test is for Dynamo: it folds to a constant and nothing of clew enters the graph.
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
-            if not thread.depth:
+            if not thread.depth and recorder.rooted != get_ident():
                 if recorder.asleep or is_compiling() or tracing_state() is not None:
                     return original(self, *args, **kwargs)
                 # Inside a quiet call the gate was taken away.
@@ -107,14 +107,14 @@ class ForwardLens:
                 finally:
                     thread.depth = 0
                     clock.switch(before)
-            if not thread.recording:
+            if not (thread.recording or recorder.rooted == get_ident()):
                 return original(self, *args, **kwargs)
             output = original(self, *args, **kwargs)
             if is_heard():
                 ask_unheard(observe, self, args, kwargs, output)
                 return output
             try:
-                is_seen = see_quietly(modules, self, output, thread.tag)
+                is_seen = see_quietly(modules, self, output, read_tag())
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 is_seen = fail_at_module(error, self)
             if not is_seen:
@@ -182,6 +182,10 @@ class ForwardLens:
             clock.switch(before)
         return output
 
+    def _read_tag(self) -> int:
+        """Return what marks the calls inside the root call of this thread; the gate lets only training through."""
+        return 0 if self.recorder.rooted == get_ident() else self.thread.tag
+
     def _fail_at_root(self, error: Exception) -> int:
         """Answer for a fault before a root call: what happens inside is not recorded, and no probe stands around."""
         self.thread.recording, self.recorder.around = False, None
@@ -244,8 +248,9 @@ class ForwardLens:
         recorder = self.recorder
         # Activation checkpointing runs the forward again in backward: the outputs are known, the graph is new.
         is_again = bool(recorder.in_backward)
-        ordinal = entry.count_call(recorder.serial, in_eval=bool(self.thread.tag), is_again=is_again)
-        tag = min(ordinal, MAX_CALLS - 1) | self.thread.tag
+        mode = self._read_tag()
+        ordinal = entry.count_call(recorder.serial, in_eval=bool(mode), is_again=is_again)
+        tag = min(ordinal, MAX_CALLS - 1) | mode
         if self._wants_input and not recorder.in_backward:
             self._record_inputs(entry, args, kwargs, tag)
         if type(output) is torch.Tensor:

@@ -94,6 +94,7 @@ class Gates:
         entries: dict[int, Any],
         keys: tuple[str, ...],
         fail: Function,
+        measure: Function,
         finish: Function,
     ) -> tuple[Function, Function]:
         """Return the hooks before and after the steps of optimizers."""
@@ -108,6 +109,7 @@ class Gates:
             ask=has_dispatch_mode,
             fail=fail,
             finish=finish,
+            measure=measure,
             lists=keys,
             phase=OPTIMIZER,
         )

@@ -46,22 +46,7 @@ _HOOKED_STEP_FILE: Final = torch.optim.Optimizer.profile_hook_step.__code__.co_f
 class OptimizerEntry(Updates):
     """One optimizer: its place among the others, and its parameters as sites."""
 
-    __slots__ = (
-        "grad_keys",
-        "groups",
-        "is_placed",
-        "made_at",
-        "numbers",
-        "pairs",
-        "param_keys",
-        "parameters",
-        "ref",
-        "shadows",
-        "sites",
-        "tensors",
-        "turn",
-        "was_found",
-    )
+    __slots__ = ("groups", "is_placed", "made_at", "numbers", "pairs", "ref", "sites", "was_found")
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, groups: list[int], forget: Callable[[object], object]
@@ -120,7 +105,12 @@ class OptimizerLens:
     def _hook(self, patches: Patches) -> None:
         general = (self._before_step, self._after_step)
         gates = Gates(self.recorder).step(
-            *general, entries=self.entries, keys=_TELLING, fail=self._fail, finish=self._finish
+            *general,
+            entries=self.entries,
+            keys=_TELLING,
+            fail=self._fail,
+            measure=self._measure_update,
+            finish=self._finish,
         )
         handles = (
             register_optimizer_step_pre_hook(general[0]),
@@ -162,7 +152,7 @@ class OptimizerLens:
             # The entry holds the parameters: it goes with its optimizer, or an old model would stay in memory.
             groups = self._number(len(optimizer.param_groups))
             entry = self.entries[key] = OptimizerEntry(optimizer, groups, self._make_forget(key))
-            self.outsiders.changes += 1
+            self.outsiders.look_again()
             entry.was_found, entry.made_at = was_found, self.recorder.serial + self.recorder.closing
         return entry
 
@@ -276,7 +266,7 @@ class OptimizerLens:
         if not recorder.updating:
             told = -1
             if recorder.due:
-                self._measure_update(optimizer, args, kwargs)
+                self._measure_update(optimizer, _closure_of(args, kwargs))
             entry = self.entries.get(id(optimizer))
             try:
                 told = recorder.flight.end_update(
@@ -298,9 +288,11 @@ class OptimizerLens:
     def _fail(self, error: Exception) -> None:
         self.recorder.guard.fault(error, "after the optimizer step", step=self.recorder.step)
 
-    def _finish(self, told: int, counted: int) -> None:
-        """Do what is left of a step that ended by the shortest way: tell the snapshots, and the signature."""
-        if not told:
+    def _finish(self, told: int, counted: int, optimizer: torch.optim.Optimizer) -> None:
+        """Do what is left of a step that came by the shortest way: end it, tell the snapshots, and the signature."""
+        if told < 0:
+            self._end_update(optimizer)
+        elif not told:
             self._tell_snapshots()
         if not counted:
             self._end_turn()
@@ -323,14 +315,14 @@ class OptimizerLens:
         except Exception as error:  # noqa: BLE001 - ours to answer for
             events.fail(error)
 
-    def _measure_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _measure_update(self, optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
         """Measure what an optimizer has done."""
         recorder = self.recorder
         recorder.clock.switch(CLEW)
         try:
             entry = self.entries.get(id(optimizer)) or self.add(optimizer)
             entry.stepped = recorder.serial
-            if _closure_of(args, kwargs) is not None:
+            if closure is not None:
                 with torch._C.DisableTorchFunction():
                     self._pairs_of(entry, optimizer)
                     self._measure_grads(entry, optimizer)
@@ -503,7 +495,7 @@ class OptimizerLens:
         """Return the optimizer's parameters with their sites; looked up again when groups were added."""
         if not holds(optimizer.param_groups, entry.parameters):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self.outsiders.changes += 1
+            self.outsiders.look_again()
             self.discover(parameters)
             number = entry.groups[0] if entry.groups else 0
             entries = self.recorder.registry.name_parameters(parameters, f"optimizer{number}")

@@ -94,9 +94,14 @@ class Outsiders:
         self._all: list[Outsider] = []
         self._values_at = -1
 
+    def look_again(self) -> None:
+        """Optimizers hold others than before: make the list anew when it is needed."""
+        self.changes += 1
+        self.recorder.alone_at = -1
+
     def let_go(self, parameters: list[torch.Tensor]) -> None:
         """Take parameters whose optimizer is gone: what it has used of them is not measured again."""
-        self.changes += 1
+        self.look_again()
         with torch._C.DisableTorchFunction():
             graded = [(id(p), grad) for p in parameters if p.is_leaf and (grad := p.grad) is not None]
         self._used |= {key: weakref.ref(grad) for key, grad in graded}
@@ -156,6 +161,7 @@ class Outsiders:
                         each.measured.take(used())
         self._used.clear()
         self._all = list(found.values())
+        self.recorder.alone_at = -1 if self._all else registry.added
         self.trainable = [
             each for each in self._all if (t := each.entry.ref()) is not None and t.requires_grad
         ]
@@ -164,7 +170,7 @@ class Outsiders:
 
     def measure(self, *, with_grads: bool) -> None:
         """Measure them at the first step of an optimizer in a recorded step; where there are none, nothing is done."""
-        if not self._all and self._at == (self.changes, self.recorder.registry.added):
+        if not self._all and self.recorder.alone_at == self.recorder.registry.added:
             return
         serial, tensors = self.recorder.serial, self.list_living()
         if self._values_at != serial:

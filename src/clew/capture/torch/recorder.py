@@ -138,13 +138,15 @@ class Recorder(Beat):
         self._memory_at = 0.0
         self.backlog: list[Parts] = []
         """Of each step what a draft is made of, which takes Python to make."""
-        self.longest_backlog, self.call_type, self.scalar_type = _LONGEST_BACKLOG, RootCall, Scalar
+        self.longest_backlog, self.most_recorded = _LONGEST_BACKLOG, _MOST_RECORDED
+        self.call_type, self.scalar_type = RootCall, Scalar
         self._handed_over_at = perf_counter()
         self._layout = Layout([], [])
         self.no_rows = (self._layout, None, False)
         self._pid = os.getpid()
-        self._counts: dict[tuple[int, int], int] = {}
+        self.counts: dict[tuple[int, int], int] = {}
         self.latest = Latest()
+        self.latest_rows = self.latest.rows
 
     def _make_room_for_gates(self) -> None:
         self.nested = 0
@@ -157,7 +159,12 @@ class Recorder(Beat):
         """The phase that goes on after the step of an optimizer."""
         self.quiet_with = -1
         """With so many optimizers the end of a pass has nothing to tell but that all is well; -1 if it may have."""
-        self.wants_loss = self.wants["loss"]
+        wants = self.wants
+        self.wants_loss, self.wants_batch = wants["loss"], wants["batch"]
+        self.wants_param, self.wants_grad, self.wants_update = wants["param"], wants["grad"], wants["update"]
+        self.wants_after = wants["update"] or wants["buffer"] or wants["state"]
+        self.alone_at = -1
+        """With so many parameters known, all are held by optimizers; -1 if some may not be."""
 
     def _make_room_for_numbers(self) -> None:
         self.keys: list[int] = []
@@ -272,20 +279,20 @@ class Recorder(Beat):
         if not tensors:
             return
         with self.lock:
-            first, left = len(self.keys), None
-            if self.tray is not None:
-                left = self.tray.measure_many(tensors, keys)
-            if left is None:
-                self._measure_all(tensors, keys)
-            elif left:
-                self._measure_left(tensors, keys, [(position, first + position) for position in left])
+            first = len(self.keys)
+            left = self.tray.measure_many(tensors, keys) if self.tray is not None else None
+            if left or left is None:
+                self.measure_rest(tensors, keys, left, first)
 
-    def _measure_left(
-        self, tensors: list[torch.Tensor], keys: list[int], left: list[tuple[int, int]]
+    def measure_rest(
+        self, tensors: list[torch.Tensor], keys: list[int], left: list[int] | None, first: int
     ) -> None:
-        """Measure the tensors at some positions into the rows they have already."""
-        for position, row in left:
-            tensor, site = tensors[position], keys[position] >> SITE_SHIFT
+        """Measure the tensors at some positions into the rows that they have from the first on; None: all of them."""
+        if left is None:
+            self._measure_all(tensors, keys)
+            return
+        for position in left:
+            tensor, site, row = tensors[position], keys[position] >> SITE_SHIFT, first + position
             failure = self.rows.try_measure(tensor, row, hash=self.hashes, hist=self.hists)
             if failure is not None:
                 self.keys[row] = DROPPED
@@ -345,8 +352,8 @@ class Recorder(Beat):
 
     def count(self, site: int, tag: int) -> int:
         """Return how often a site had a record of a kind and mode in this step, and count one more."""
-        seen = self._counts.get((site, tag), 0)
-        self._counts[site, tag] = seen + 1
+        seen = self.counts.get((site, tag), 0)
+        self.counts[site, tag] = seen + 1
         return seen
 
     # ---------------------------------------------------------------- numbers
@@ -439,6 +446,7 @@ class Recorder(Beat):
         """Record the rest of this step and the next ones in full: something was found."""
         self.schedule.force(self.step, steps=_STEPS_AFTER_FINDING)
         self._handed_over_at = 0.0  # nothing waits on the backlog while something is wrong
+        self.stay_quiet(0.0)
         self.due = True
 
     # ---------------------------------------------------------------- steps
@@ -482,7 +490,7 @@ class Recorder(Beat):
             try:
                 if self.waiting or partial or now - self._memory_at > _MEMORY_SECONDS:
                     self._settle_scalars(now, partial=partial)
-                rows = self._cut_rows() if self.keys else self.no_rows
+                rows = self.cut_rows() if self.keys else self.no_rows
                 self.backlog.append((self.step, was_due, phases, *rows, self.scalars, self.batches))
             except Exception as error:  # noqa: BLE001 - ours to answer for
                 self.guard.fault(error, "end of step", step=self.step)
@@ -490,17 +498,17 @@ class Recorder(Beat):
             self.closing, self.losses, self.calls = False, 0, []
             self.keys, self.copies, self.scalars, self.batches = [], [], [], []
             self.latest.rows.clear()
-            if self._counts or self.waiting or self.handles:
-                self._counts, self.waiting, self.handles = {}, [], []
+            if self.counts or self.waiting or self.handles:
+                self.counts, self.waiting, self.handles = {}, [], []
             try:
                 waited = now - self._handed_over_at > _BACKLOG_SECONDS
-                longest = _MOST_RECORDED if was_due else self.longest_backlog
+                longest = self.most_recorded if was_due else self.longest_backlog
                 if self.prompt or waited or len(self.backlog) >= longest:
                     self._work_off()
             finally:
                 schedule = self.schedule
                 if not partial:
-                    schedule.account(self.step, phases[CLEW], sum(phases), was_due=was_due)
+                    schedule.account(self.step, phases[CLEW], sum(phases), was_due)
                     self.ended += 1
                 self.step += 1
                 self.serial += 1
@@ -511,9 +519,12 @@ class Recorder(Beat):
 
     def _stay_quiet(self, now: float) -> None:
         """Let steps pass by the shortest way until something is to be done that goes by time."""
-        self.stay_quiet(self._handed_over_at + _BACKLOG_SECONDS - now)
+        until = self._handed_over_at + _BACKLOG_SECONDS
+        if self.due:
+            until = min(until, self._memory_at + _MEMORY_SECONDS)
+        self.stay_quiet(until - now)
 
-    def _cut_rows(self) -> tuple[Layout, CutRows, bool]:
+    def cut_rows(self) -> tuple[Layout, CutRows, bool]:
         """Return the rows of the step, what each is, and whether some are to be merged or left out."""
         if not self._layout.fits(self.keys, self.copies):
             self._layout = Layout(self.keys, self.copies)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from clew.capture.beat import Place
 from clew.capture.torch.arguments import describe_arguments
 from clew.stats.readable import unheard
 
@@ -24,25 +25,14 @@ _WRAPPERS: Final = {
 """Classes that wrap a user's model, and the name the model has inside: not a place of its own."""
 
 
-class ModuleEntry:
+class ModuleEntry(Place):
     """One module under observation: its site, its calls in the current step, its output's leaves.
 
     Calls are counted for each mode apart, so that an evaluation before the call of training does not change which call
     that is; those that activation checkpointing repeats are counted apart from the calls that they repeat.
     """
 
-    __slots__ = (
-        "calls",
-        "eval_calls",
-        "eval_recalls",
-        "leaves",
-        "name",
-        "off",
-        "recalls",
-        "serial",
-        "site",
-        "wanted",
-    )
+    __slots__ = ("leaves", "name")
 
     def __init__(self, name: str, site: int, *, wanted: bool) -> None:
         self.name = name
