@@ -3,6 +3,7 @@
 import math
 import random
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -146,6 +147,23 @@ def test_the_ledgers_agree():
         answers.append((seen, [ledger.is_due(step) for step in range(12)]))
     assert answers[0] == answers[1]
     assert {due for due, _ in answers[0][0]} == {True, False}
+
+
+def test_the_ledgers_account_alike():
+    answers = []
+    for ledger in (Ledger(), SlowLedger()):
+        ledger.share, ledger.warmup_steps, ledger.forced_until, ledger.found_until = 0.02, 3, -1, 6
+        seen = []
+        for step in range(6000):
+            due = step % 10 != 3
+            seen.append((ledger.is_due(step), due and ledger.is_probed(step)))
+            ledger.account(step, 0.001 * (step % 7), 1.0 + step % 3, due)
+            seen.append((ledger.recorded, ledger.thinned, ledger.since_last, ledger.probed_at))
+            seen.append((round(ledger.bank, 12), round(ledger.cost, 12), round(ledger.most, 12)))
+        answers.append(seen)
+    assert answers[0] == answers[1]
+    gaps = {later - earlier for earlier, later in pairwise(sorted({each[3] for each in answers[0][1::3]}))}
+    assert {25, 200} <= gaps  # ever fewer steps are probed, up to a limit
 
 
 def test_groups_are_the_same_by_identity():

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import clew
-from clew.capture.beat import Beat
 from clew.capture import clock as clocks
+from clew.capture.beat import Beat
 from clew.capture.clock import CLEW, PHASES, StepClock
 from clew.capture.torch import recorder as recorders
 from clew.capture.torch.leaves import list_leaves

@@ -87,6 +87,7 @@ class Layout:
     __slots__ = (
         "copies",
         "grads",
+        "grads_at",
         "is_plain",
         "keys",
         "kinds",
@@ -114,6 +115,7 @@ class Layout:
         # Each tensor once; and what nobody uses is in no norm: it is not cleared either, and grows from step to step.
         used = (self.ordinals == 0) & (packed & OUTSIDE == 0)
         self.grads = np.flatnonzero((self.kinds == _GRAD) & used)
+        self.grads_at = self.grads.ctypes.data
 
     def fits(self, keys: list[int], copies: list[tuple[int, int]]) -> bool:
         """Return whether a step left the same rows."""

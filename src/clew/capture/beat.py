@@ -57,7 +57,7 @@ class SlowLedger:
         self.probed_at = self.recorded
         return True
 
-    def account(self, step: int, cost_seconds: float, wall_seconds: float, was_due: bool) -> None:  # noqa: FBT001
+    def account(self, step: int, cost_seconds: float, wall_seconds: float, was_due: bool) -> None:
         """Take note of what a finished step took in all, and how much of that was clew."""
         if was_due:
             self.recorded += 1

@@ -12,6 +12,7 @@ from clew.capture.assemble import Columns, Layout, drop_unseen, merge_repeats
 from clew.capture.clock import PHASES
 from clew.model.record import Scalar, StepRecord, Stretch, new_tuple
 from clew.model.schema import STAT_INDEX, STAT_NAMES
+from clew.stats.built import BUILT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ class Draft:
             for name, value in zip(_TIMES, self.phases, strict=True)
             if value
         ]
-        columns, layout = self._assemble()
+        columns, layout, has_bad = self._assemble()
         # A due step of which nothing could be measured, say inside a transform of torch.func, is not one in full.
         self.scalars.append(_RECORDED if self.due and len(columns.keys) else _THINNED)
         return StepRecord(
@@ -64,24 +65,36 @@ class Draft:
             values=columns.values,
             hashes=columns.hashes,
             hists=columns.hists,
-            has_bad=self.rows is not None and bool(np.count_nonzero(columns.values[:, _NAN : _NEG_INF + 1])),
+            has_bad=has_bad,
             scalars=tuple(self.scalars),
             batches=self._stamp_batches() if self.batches else (),
             faults=faults,
         )
 
-    def _assemble(self) -> tuple[Columns, Layout]:
+    def _assemble(self) -> tuple[Columns, Layout, bool]:
+        """Return the rows as they go into the record, what each is, and whether one has a NaN or an infinity."""
+        layout, rows = self.layout, self.rows
+        if rows is None:
+            return Columns(layout.packed, _NO_VALUES, None, None), layout, False
+        if BUILT is not None and not self.has_repeats:
+            has_bad, norms = BUILT.settle(*rows, layout.copies, layout.grads_at, len(layout.grads))
+            columns = Columns(layout.packed, *rows.to_arrays())
+        else:
+            columns, layout, has_bad, norms = self._settle_slowly(rows)
+        if norms:
+            self.scalars.append(Scalar("grad_norm", _add_norms(columns.values, layout.grads, norms)))
+        return columns, layout, has_bad
+
+    def _settle_slowly(self, rows: CutRows) -> tuple[Columns, Layout, bool, list[float]]:
+        """Do as the kernel does; and leave rows out, or merge them."""
         layout = self.layout
-        if self.rows is None:
-            return Columns(layout.packed, _NO_VALUES, None, None), layout
-        self.rows.repeat(layout.copies)  # several sites, one tensor
-        columns = Columns(layout.packed, *self.rows.to_arrays())
+        rows.repeat(layout.copies)  # several sites, one tensor
+        columns = Columns(layout.packed, *rows.to_arrays())
         if self.has_repeats:
             columns = merge_repeats(drop_unseen(columns))
             layout = Layout(columns.keys.tolist(), [])
-        if len(layout.grads):
-            self.scalars.append(Scalar("grad_norm", _add_norms(columns.values, layout.grads)))
-        return columns, layout
+        has_bad = bool(np.count_nonzero(columns.values[:, _NAN : _NEG_INF + 1]))
+        return columns, layout, has_bad, columns.values[:, _L2][layout.grads].tolist()
 
     def _stamp_batches(self) -> tuple[Batch, ...]:
         """Give each batch its fingerprint; until now it held the row that was being measured."""
@@ -128,10 +141,10 @@ def join(thin: Sequence[Parts]) -> Stretch:
     return Stretch(every[0], every[-1], columns)
 
 
-def _add_norms(values: NDArray[np.float64], rows: NDArray[np.intp]) -> float:
+def _add_norms(values: NDArray[np.float64], rows: NDArray[np.intp], norms: list[float]) -> float:
     """Return the norm of several gradients together, from theirs; an empty one has none."""
-    total = math.hypot(*values[:, _L2][rows].tolist())
+    total = math.hypot(*norms)
     if math.isfinite(total):
         return total
-    norms = values[rows[values[rows, _COUNT] > 0], _L2]
-    return math.sqrt(float(np.square(norms).sum()))
+    present = values[rows[values[rows, _COUNT] > 0], _L2]
+    return math.sqrt(float(np.square(present).sum()))

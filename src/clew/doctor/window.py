@@ -27,6 +27,7 @@ MOST_BYTES: Final = 96 << 20
 """Rows of recorded steps: so many at either end of the run, fewer when a step has very many rows."""
 
 SERIES_LENGTH: Final = 4096
+_MOST_NUMBERS: Final = 4 * SERIES_LENGTH
 
 
 class Ends(Generic[T]):
@@ -67,18 +68,16 @@ class Series:
     def __init__(self) -> None:
         self._steps = array("q")
         self._values = array("d")
-        self.total = 0
 
     def add(self, step: int, value: float) -> None:
         """Take the number of a step."""
-        self.total += 1
         self._steps.append(step)
         self._values.append(value)
-        self._shorten()
+        if len(self._steps) > _MOST_NUMBERS:
+            self._shorten()
 
     def extend(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Take the numbers of several steps."""
-        self.total += len(steps)
         self._steps.frombytes(steps.tobytes())
         self._values.frombytes(values.tobytes())
         self._shorten()
@@ -87,7 +86,7 @@ class Series:
         return len(self._steps)
 
     def _shorten(self) -> None:
-        if len(self._steps) > 4 * SERIES_LENGTH:
+        if len(self._steps) > _MOST_NUMBERS:
             for column in (self._steps, self._values):
                 del column[SERIES_LENGTH:-SERIES_LENGTH]
 

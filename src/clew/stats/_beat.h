@@ -12,18 +12,12 @@ static PyObject *str_training, *str_loss, *str_cut;
 
 /* ---------------------------------------------------------------- the end of a step */
 
-/* Whether the rows of a recorded step, if it has any, can be handed over as they are. */
-static int may_cut(const Beat *beat)
-{
-    return Py_TYPE(beat->tray) == tray_type && is_empty(beat->handles) && PyDict_Size(beat->counts) == 0;
-}
-
 static int may_end_quietly(const Beat *beat)
 {
     int due = beat->due == Py_True;
     long step = read_long(beat->step), longest = due ? beat->most_recorded : beat->longest_backlog;
     return PyObject_TypeCheck(beat->schedule, ledger_type) && beat->closing == Py_True && beat->prompt == Py_False &&
-           beat->is_followed == Py_False && (due ? may_cut(beat) : is_empty(beat->keys)) &&
+           beat->is_followed == Py_False && (due ? Py_TYPE(beat->tray) == tray_type : is_empty(beat->keys)) &&
            is_empty(beat->waiting) && is_empty(beat->on_end) &&
            (is_empty(beat->on_seldom) || (step >= FIRST_STEPS && (step + 1) % SELDOM)) &&
            PyList_Size(beat->backlog) + 1 < longest && read_seconds() < beat->quiet_until;
@@ -38,15 +32,18 @@ static PyObject *describe_step(const Beat *beat, PyObject *phases, PyObject *row
 /* Lists in the place of those that were handed over. */
 static int begin_lists(Beat *beat)
 {
-    PyObject **fields[] = {&beat->scalars, &beat->batches, &beat->keys, &beat->copies};
-    int count = beat->due == Py_True ? 4 : 2;
-    for (int i = 0; i < count; i++) {
+    PyObject **fields[] = {&beat->scalars, &beat->batches, &beat->keys, &beat->copies, &beat->handles};
+    int due = beat->due == Py_True;
+    for (int i = 0; i < (due ? 5 : 2); i++) {
         PyObject *list = PyList_New(0);
         if (!list)
             return 0;
         set_field(fields[i], list);
     }
-    PyDict_Clear(beat->latest_rows);
+    if (due) {
+        PyDict_Clear(beat->latest_rows);
+        PyDict_Clear(beat->counts);
+    }
     return 1;
 }
 

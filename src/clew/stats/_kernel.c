@@ -503,6 +503,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_steps.h"
 #include "_passes.h"
 #include "_pack.h"
+#include "_records.h"
 
 static PyMethodDef methods[] = {
     FAST("configure", configure, configure_doc),
@@ -512,6 +513,8 @@ static PyMethodDef methods[] = {
     FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
     FAST("pack_histograms", pack_histograms, pack_histograms_doc),
+    FAST("settle", settle, settle_doc),
+    FAST("list_of_type", list_of_type, list_of_type_doc),
     FAST("find_bad", find_bad, find_bad_doc),
     FAST("list_stale", list_stale, list_stale_doc),
     FAST("take", take, take_doc),

@@ -173,23 +173,39 @@ static int take_shadows(const Updates *entry)
     return answer != NULL;
 }
 
+/* Put the gradients that there are into one list, and their keys into another. */
+static int gather_gradients(const Updates *entry, PyObject *gradients, PyObject *keys)
+{
+    int done = 1;
+    for (Py_ssize_t i = 0; done && i < PyList_Size(entry->tensors); i++) {
+        PyObject *gradient = PyObject_GetAttr(PyList_GetItem(entry->tensors, i), str_grad);
+        done = gradient && (gradient == Py_None || (PyList_Append(gradients, gradient) == 0 &&
+                                                    PyList_Append(keys, PyList_GetItem(entry->grad_keys, i)) == 0));
+        Py_XDECREF(gradient);
+    }
+    return done;
+}
+
+static int measure_gradients(Tray *tray, const Updates *entry)
+{
+    PyObject *gradients = PyList_New(0), *keys = PyList_New(0);
+    int done = gradients && keys && gather_gradients(entry, gradients, keys) && measure_under(tray, gradients, keys);
+    Py_XDECREF(gradients);
+    Py_XDECREF(keys);
+    return done;
+}
+
 /* Measure what an optimizer is about to use; -1 with an error set, 0 with nothing done where it is not a usual step. */
 static int measure_before(const Beat *beat, const Updates *entry, PyObject *optimizer)
 {
     Tray *tray = (Tray *)beat->tray;
-    if (!may_measure(beat, entry, optimizer))
+    if (!may_measure(beat, entry, optimizer) || !hold_lock(tray))
         return 0;
-    PyObject *gradients = beat->wants_grad ? list_gradients(NULL, entry->tensors) : PyList_New(0);
-    if (!gradients || gradients == Py_None || !hold_lock(tray)) { /* some parameters have no gradient */
-        Py_XDECREF(gradients);
-        return 0;
-    }
     Py_ssize_t first = PyList_Size(beat->keys);
     int done = (!beat->wants_param || measure_under(tray, entry->tensors, entry->param_keys)) &&
-               (!beat->wants_grad || measure_under(tray, gradients, entry->grad_keys)) &&
-               (!beat->wants_update || take_shadows(entry)) && keep_rows(beat, entry, first);
+               (!beat->wants_grad || measure_gradients(tray, entry)) && (!beat->wants_update || take_shadows(entry)) &&
+               keep_rows(beat, entry, first);
     release_lock(tray);
-    Py_DECREF(gradients);
     return done ? 1 : -1;
 }
 

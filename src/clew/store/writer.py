@@ -38,7 +38,7 @@ from clew.store.summary import Summary
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PENDING_BYTES: Final = 8 << 20
+PENDING_BYTES: Final = 16 << 20
 RESERVE_BYTES: Final = 128 << 10
 SITES_SECONDS: Final = 10.0
 OTHERS_SECONDS: Final = 5.0

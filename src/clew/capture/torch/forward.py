@@ -19,9 +19,10 @@ from clew.capture.torch.argument_probe import ArgumentProbe
 from clew.capture.torch.gates import Gates
 from clew.capture.torch.gradients import GradientHooks
 from clew.capture.torch.leaves import walk
+from clew.capture.torch.listeners import Call
 from clew.capture.torch.outputs import SlowLeaf, make_leaf
 from clew.capture.torch.patches import step_aside
-from clew.capture.torch.recorder import KIND_INPUT, Call
+from clew.capture.torch.recorder import KIND_INPUT
 from clew.capture.torch.unheard import ask_unheard, is_heard, let_hear
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from clew.capture.torch.probe_functions import FunctionWatch
 from clew.capture.torch.probe_sensitive import find_extreme_dropout, list_spectral_vectors
 
 if TYPE_CHECKING:
+    from clew.capture.torch.listeners import Call
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
     from clew.capture.torch.probe_functions import Look
     from clew.capture.torch.probe_modes import ModeProbe
-    from clew.capture.torch.recorder import Call, Recorder
+    from clew.capture.torch.recorder import Recorder
 
 _TRAINING_LOOKS: Final = 1
 _EVAL_LOOKS: Final = 2

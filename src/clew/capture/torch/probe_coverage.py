@@ -16,10 +16,11 @@ from clew.capture.torch.saved import walk_nodes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from clew.capture.torch.listeners import Call
     from clew.capture.torch.optimizers import OptimizerLens
     from clew.capture.torch.patches import Patches
     from clew.capture.torch.probe_events import LoopEvents
-    from clew.capture.torch.recorder import Call, Recorder
+    from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import TensorEntry
 
 _STEPS: Final = 15

@@ -14,7 +14,7 @@ import torch
 from clew.capture.torch.leaves import walk
 
 if TYPE_CHECKING:
-    from clew.capture.torch.recorder import Call
+    from clew.capture.torch.listeners import Call
 
 _STEPS: Final = 10
 """Steps without a gradient, since the loop has changed, after which a parameter is told of."""

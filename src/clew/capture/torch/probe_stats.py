@@ -22,8 +22,9 @@ from clew.stats.rows import Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from clew.capture.torch.listeners import Call
     from clew.capture.torch.patches import Patches
-    from clew.capture.torch.recorder import Call, Recorder
+    from clew.capture.torch.recorder import Recorder
     from clew.capture.torch.registry import ModuleEntry
 
 _BLOCK: Final = 10

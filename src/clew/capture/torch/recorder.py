@@ -7,12 +7,11 @@ import threading
 from math import inf
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from clew.capture.assemble import DROPPED, KIND_SHIFT, SITE_SHIFT, Latest, Layout
-from clew.capture.beat import Beat
 from clew.capture.clock import CLEW, StepClock, make_clock
 from clew.capture.guard import Guard
 from clew.capture.outlet import Outlet
@@ -22,6 +21,7 @@ from clew.capture.schedule import Schedule
 from clew.capture.sites import SiteTable
 from clew.capture.torch.flight import Flight, RootCall
 from clew.capture.torch.leaves import has_meta
+from clew.capture.torch.listeners import Listeners
 from clew.capture.torch.memory import read_memory
 from clew.capture.torch.registry import Registry
 from clew.capture.torch.unheard import has_dispatch_mode
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from clew.capture.draft import Parts
     from clew.capture.settings import Settings
-    from clew.capture.torch.probe_signature import Signature
-    from clew.capture.torch.registry import ModuleEntry
     from clew.model.record import Batch, Stretch
     from clew.model.sink import Sink
     from clew.stats._kernel import Tray
@@ -67,18 +65,7 @@ KIND_LOSS: Final = KIND_INDEX["loss"] << KIND_SHIFT
 KIND_BATCH: Final = KIND_INDEX["batch"] << KIND_SHIFT
 
 
-class Call(NamedTuple):
-    """A module call that has ended, as probes see it."""
-
-    module: torch.nn.Module
-    entry: ModuleEntry
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any
-    is_root: bool
-
-
-class Recorder(Beat):
+class Recorder(Listeners):
     """What the lenses share: is this step due, where does a row go, what happens when the step ends.
 
     ``serial`` grows with every step and tells counters of an earlier step apart. ``closing`` is set when an
@@ -130,7 +117,7 @@ class Recorder(Beat):
         """Called with what is bad (loss, gradient, parameter) and its name, while the step can still be repeated."""
         self.note: Callable[[str, dict[str, Any]], None] = lambda _kind, _data: None
         """Takes something that happened in this step, as data that fits JSON; probes speak through it."""
-        self._make_room_for_probes()
+        self.make_room_for_listeners()
         self._make_room_for_numbers()
         self.hashes = settings.hashes
         self.hists = settings.histograms
@@ -144,9 +131,6 @@ class Recorder(Beat):
         self._layout = Layout([], [])
         self.no_rows = (self._layout, None, False)
         self._pid = os.getpid()
-        self.counts: dict[tuple[int, int], int] = {}
-        self.latest = Latest()
-        self.latest_rows = self.latest.rows
 
     def _make_room_for_gates(self) -> None:
         self.nested = 0
@@ -172,6 +156,9 @@ class Recorder(Beat):
         self.scalars: list[Scalar] = []
         self.waiting: list[tuple[str, torch.Tensor, int]] = []
         self.batches: list[Batch] = []
+        self.counts: dict[tuple[int, int], int] = {}
+        self.latest = Latest()
+        self.latest_rows = self.latest.rows
         self.handles: list[Any] = []
         self.calls: list[RootCall] = []
         """The calls of root modules in this step that have gradients."""
@@ -189,56 +176,6 @@ class Recorder(Beat):
         """Returns the seconds that clew's own threads have taken so far, which the training's clock does not see."""
         self._spent_elsewhere = 0.0
         self._make_room_for_gates()
-
-    def _make_room_for_probes(self) -> None:
-        self.on_call: list[Callable[[Call], None]] = []
-        """Probes: called after each module call of a recorded step, recomputed forwards left out."""
-        self.on_root: list[Callable[..., None]] = []
-        """Probes: called after every root call, recorded or not, with the module, its arguments and its output."""
-        self.calm: set[int] = set()
-        """Identities of models whose calls in training, outside probed steps, have nothing new for the next two."""
-        self.around: Callable[[torch.nn.Module], Any] | None = None
-        """A probe that may give a context manager to run a root call in, or None."""
-        self.sentinel: Callable[..., None] | None = None
-        """Called as ``on_root`` and by the shortest way: it waits, for probes that rest, for something new."""
-        self.on_pass: list[Callable[[bool], None]] = []
-        """Probes: called with True before a backward pass that fills ``.grad``, with False after it."""
-        self.on_grad: list[Callable[[], None]] = []
-        """Probes: called before ``autograd.grad``, which leaves ``.grad`` alone."""
-        self.on_derived: list[Callable[[Any, Any], None]] = []
-        """Probes: called after it with what it was to derive by, and the derivatives."""
-        self.on_batch: list[Callable[[Any, Any], None]] = []
-        """Probes: called with a loader's iterator and the batch it has given."""
-        self.on_first_batch: list[Callable[[Any, Any], None]] = []
-        """Probes: called as these, after them, with the first batch of an iterator."""
-        self.on_exhausted: list[Callable[[Any], None]] = []
-        """Probes: called with a loader's iterator that has no more batches."""
-        self.on_trouble: list[Callable[[str, str], None]] = []
-        """Probes: called with what is bad (loss, gradient, parameter) and its name, before it is explained."""
-        self.on_error: list[Callable[[BaseException], None]] = []
-        """Probes: called with the exception that ends the training."""
-        self.on_each_loss: list[Callable[[torch.Tensor], None]] = []
-        """Probes: as ``on_loss``, but in every step; for what takes itself out again soon."""
-        self.on_loss: list[Callable[[torch.Tensor], None]] = []
-        """Probes: called with each root of a backward pass before it runs, its graph still whole."""
-        self.on_end: list[Callable[[], None]] = []
-        """Called in the training's own thread after a step has ended and before the next one begins."""
-        self.on_seldom: list[Callable[[], None]] = []
-        """Called as ``on_end``, in the first steps and seldom afterwards."""
-        self.on_stepping: list[Callable[[torch.optim.Optimizer, bool], None]] = []
-        """An optimizer is about to step; True where a closure will compute the gradients inside."""
-        self.on_stepped: list[Callable[[torch.optim.Optimizer, bool], None]] = []
-        """An optimizer has stepped."""
-        self.signing: list[Signature] = []
-        """The signature of the loop in steps that it takes: it is told of everything by the shortest way."""
-        self.turns: Signature | None = None
-        """The same, as long as it is told of the end of each step of an optimizer: all listeners have been."""
-        self.prompt = False
-        """Whether each step is handed over at once: somebody acts on it."""
-        self.is_followed = False
-        """Whether somebody stands at the end of every step: then none passes by the short way."""
-        self.breaker: Any = None
-        """Stops the training for somebody who asked for that; made where there is a recording to stop."""
 
     # ---------------------------------------------------------------- rows
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clew.capture.torch.probe_events import is_library
 from clew.capture.torch.snapshot_values import Packer
+from clew.stats.built import BUILT
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -40,9 +41,17 @@ def suspended_frames(frames: list[FrameType]) -> list[FrameType]:
     """
     if not any(_has_generators(frame.f_globals) for frame in frames):
         return []
-    living = [thing for thing in gc.get_objects() if type(thing) is GeneratorType]
+    living = list_of_type(gc.get_objects(), GeneratorType)
     waiting = [each.gi_frame for each in living if each.gi_frame is not None and not each.gi_running]
     return [frame for frame in waiting if _is_of_user(frame.f_code)][:_MOST_SUSPENDED]
+
+
+def list_of_type_slowly(things: list[Any], kind: type) -> list[Any]:
+    """Return the things that are of this very type."""
+    return [thing for thing in things if type(thing) is kind]
+
+
+list_of_type = list_of_type_slowly if BUILT is None else BUILT.list_of_type
 
 
 def describe_place(frame: FrameType) -> tuple[str, str]:
