@@ -3,7 +3,6 @@
 import gc
 import math
 import sys
-import threading
 import weakref
 
 import numpy as np
@@ -180,7 +179,7 @@ class _Owner(Beat):
 
 
 def _make_hook(owner, keys):
-    lock = threading.RLock()
+    lock = KERNEL.Latch()
     tray = KERNEL.Tray(owner, [None] * 4, lock, KERNEL.Clock(len(PHASES), CLEW))
     return tray, KERNEL.Hook(tray, keys, 0.0), lock
 
@@ -232,3 +231,48 @@ def test_a_tray_and_its_owner_go_together():
     del owner, tray, hook
     gc.collect()
     assert gone() is None
+
+
+@needs_kernel
+def test_a_latch_is_a_lock_that_its_holder_may_take_again():
+    for lock in (KERNEL.Latch(), threading.RLock()):
+        answers = []
+
+        def ask(lock=lock, answers=answers, **how):
+            answers.append(lock.acquire(**how))
+            if answers[-1]:
+                lock.release()
+
+        def ask_elsewhere(ask=ask, **how):
+            thread = threading.Thread(target=ask, kwargs=how)
+            thread.start()
+            thread.join()
+
+        with lock:
+            assert lock.acquire(blocking=False)
+            ask_elsewhere(blocking=False)
+            lock.release()
+            ask_elsewhere(timeout=0.01)
+        ask_elsewhere(timeout=5.0)
+        assert answers == [False, False, True]
+        with pytest.raises(RuntimeError):
+            lock.release()
+
+
+@needs_kernel
+def test_a_latch_keeps_threads_from_each_other():
+    lock, counts = KERNEL.Latch(), [0]
+
+    def count():
+        for _ in range(2000):
+            with lock:
+                seen = counts[0]
+                sum(range(20))
+                counts[0] = seen + 1
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [8000]

@@ -7,6 +7,7 @@ full.
 
 from __future__ import annotations
 
+from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -99,6 +100,7 @@ class SlowUpdates:
     __slots__ = (
         "grad_keys",
         "known_groups",
+        "may_scale",
         "param_keys",
         "parameters",
         "rates",
@@ -185,11 +187,12 @@ class SlowCourse:
 
 
 if TYPE_CHECKING:
-    from clew.stats._kernel import Beat, Course, Holder, Ledger, Place, Shelf, Source, Turns, Updates
+    from clew.stats._kernel import Beat, Course, Holder, Latch, Ledger, Place, Shelf, Source, Turns, Updates
 else:
     Beat = getattr(BUILT, "Beat", SlowBeat)
     Course = getattr(BUILT, "Course", SlowCourse)
     Holder = getattr(BUILT, "Holder", SlowHolder)
+    Latch = getattr(BUILT, "Latch", RLock)
     Ledger = getattr(BUILT, "Ledger", SlowLedger)
     Place = getattr(BUILT, "Place", SlowPlace)
     Shelf = getattr(BUILT, "Shelf", SlowShelf)
@@ -197,4 +200,4 @@ else:
     Turns = getattr(BUILT, "Turns", SlowTurns)
     Updates = getattr(BUILT, "Updates", SlowUpdates)
 
-__all__ = ["Beat", "Course", "Holder", "Ledger", "Place", "Shelf", "Source", "Turns", "Updates"]
+__all__ = ["Beat", "Course", "Holder", "Latch", "Ledger", "Place", "Shelf", "Source", "Turns", "Updates"]

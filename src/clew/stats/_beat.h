@@ -8,7 +8,15 @@
 
 enum { FIRST_STEPS = 16, SELDOM = 64 };
 
-static PyObject *str_training, *str_loss, *str_cut;
+static PyObject *str_training, *str_loss, *str_cut, *str_keys, *str_copies, *str_log, *str_outgrown, *str_is_plain;
+
+static int intern_beat_names(void)
+{
+    return (str_cut = PyUnicode_InternFromString("cut_rows")) && (str_keys = PyUnicode_InternFromString("keys")) &&
+           (str_copies = PyUnicode_InternFromString("copies")) && (str_log = PyUnicode_InternFromString("_log")) &&
+           (str_outgrown = PyUnicode_InternFromString("_outgrown")) &&
+           (str_is_plain = PyUnicode_InternFromString("is_plain"));
+}
 
 /* ---------------------------------------------------------------- the end of a step */
 
@@ -61,12 +69,51 @@ static int begin_next(Beat *beat)
     return 1;
 }
 
+static int is_empty_list(PyObject *owner, PyObject *name)
+{
+    PyObject *list = PyObject_GetAttr(owner, name);
+    int empty = list && is_empty(list);
+    Py_XDECREF(list);
+    return empty;
+}
+
+/* Whether the rows are what those of the step before were, and none waits for a device. */
+static int has_same_rows(const Beat *beat)
+{
+    PyObject *keys = PyObject_GetAttr(beat->layout, str_keys), *copies = PyObject_GetAttr(beat->layout, str_copies);
+    int same = keys && copies && PyObject_RichCompareBool(keys, beat->keys, Py_EQ) == 1 &&
+               PyObject_RichCompareBool(copies, beat->copies, Py_EQ) == 1 && is_empty_list(beat->rows, str_log) &&
+               is_empty_list(beat->rows, str_outgrown);
+    Py_XDECREF(keys);
+    Py_XDECREF(copies);
+    return same;
+}
+
+/* The rows of the step as `Recorder.cut_rows` returns them. */
+static PyObject *cut_rows(const Beat *beat)
+{
+    if (is_empty(beat->keys))
+        return Py_NewRef(beat->no_rows);
+    const Tray *tray = (const Tray *)beat->tray;
+    Py_ssize_t count = PyList_Size(beat->keys);
+    if (beat->cut_type == Py_None || count > tray->capacity || !has_same_rows(beat)) {
+        PyErr_Clear();
+        return PyObject_CallMethodObjArgs((PyObject *)beat, str_cut, NULL);
+    }
+    PyObject *plain = PyObject_GetAttr(beat->layout, str_is_plain);
+    PyObject *cut = plain ? make_named(beat->cut_type, take_rows((size_t)count, &tray->target)) : NULL;
+    PyObject *rows = cut ? PyTuple_Pack(3, beat->layout, cut, plain == Py_True ? Py_False : Py_True) : NULL;
+    Py_XDECREF(plain);
+    Py_XDECREF(cut);
+    return rows;
+}
+
 /* -1 with an error set, 0 with nothing done. */
 static int hand_to_backlog(Beat *beat)
 {
     Clock *clock = (Clock *)beat->clock;
     double wall = 0.0;
-    PyObject *rows = is_empty(beat->keys) ? Py_NewRef(beat->no_rows) : PyObject_CallMethodObjArgs((PyObject *)beat, str_cut, NULL);
+    PyObject *rows = cut_rows(beat);
     if (!rows) { /* the general way meets it again, and answers for it */
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return -1;
@@ -92,10 +139,10 @@ static int end_quietly(Beat *beat)
         return 0;
     if (beat->due != Py_True)
         return hand_to_backlog(beat);
-    if (!hold_lock((Tray *)beat->tray))
-        return -1;
+    Latch *lock = ((Tray *)beat->tray)->lock;
+    take_latch(lock, -1);
     int done = hand_to_backlog(beat);
-    release_lock((Tray *)beat->tray);
+    give_latch(lock);
     return done;
 }
 

@@ -15,6 +15,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *known_groups, *rates, *turn, *parameters, *tensors, *param_keys, *grad_keys, *shadows;
     long stepped, steps;
+    char may_scale; /* it may take a scale off its gradients by itself, inside its step */
 } Updates;
 
 #define UPDATES(name) {#name, T_OBJECT_EX, offsetof(Updates, name), 0, NULL}
@@ -24,6 +25,7 @@ static PyMemberDef updates_members[] = {
     UPDATES(tensors),      UPDATES(param_keys), UPDATES(grad_keys), UPDATES(shadows),
     {"stepped", T_LONG, offsetof(Updates, stepped), 0, NULL},
     {"steps", T_LONG, offsetof(Updates, steps), 0, NULL},
+    {"may_scale", T_BOOL, offsetof(Updates, may_scale), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -470,6 +470,18 @@ PyDoc_STRVAR(take_doc, "take(count, row, hash, hist) -> tuple\n\n"
                        "Return the first rows at these addresses as bytearrays, None for what is not kept, and empty the rows:\n"
                        "values become NaN, the rest 0.");
 
+static PyObject *take_rows(size_t count, const Target *from)
+{
+    PyObject *values = take_memory((char *)from->row, count * STATS * sizeof *from->row, 0xFF); /* all ones is a NaN */
+    PyObject *hashes = take_memory((char *)from->hash, count * sizeof *from->hash, 0);
+    PyObject *hists = take_memory((char *)from->hist, count * BINS * sizeof *from->hist, 0);
+    PyObject *all = values && hashes && hists ? PyTuple_Pack(3, values, hashes, hists) : NULL;
+    Py_XDECREF(values);
+    Py_XDECREF(hashes);
+    Py_XDECREF(hists);
+    return all;
+}
+
 static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     Target from;
@@ -477,16 +489,7 @@ static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t n)
     if (!check_count(n, 4) || !parse_target(args + 1, &from))
         return NULL;
     size_t count = PyLong_AsSize_t(args[0]);
-    if (PyErr_Occurred())
-        return NULL;
-    PyObject *values = take_memory((char *)from.row, count * STATS * sizeof *from.row, 0xFF); /* all ones is a NaN */
-    PyObject *hashes = take_memory((char *)from.hash, count * sizeof *from.hash, 0);
-    PyObject *hists = take_memory((char *)from.hist, count * BINS * sizeof *from.hist, 0);
-    PyObject *all = values && hashes && hists ? PyTuple_Pack(3, values, hashes, hists) : NULL;
-    Py_XDECREF(values);
-    Py_XDECREF(hashes);
-    Py_XDECREF(hists);
-    return all;
+    return PyErr_Occurred() ? NULL : take_rows(count, &from);
 }
 
 /* Whether the first or the last words differ: those of a Mersenne twister from which nothing was drawn do not. */

@@ -491,6 +491,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_weigh.h"
 #include "_lists.h"
 #include "_part.h"
+#include "_latch.h"
 #include "_ledger.h"
 #include "_state.h"
 #include "_tray.h"

@@ -192,8 +192,17 @@ class Updates:
     param_keys: list[int]
     grad_keys: list[int]
     shadows: Any
+    may_scale: bool
     stepped: int
     steps: int
+
+class Latch:
+    """A lock that its holder may take again, as ``threading.RLock`` is."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(self, *_: object) -> None: ...
 
 class Place:
     """A module under observation: its site, and its calls in the current step."""

@@ -194,8 +194,8 @@ static int add_types(PyObject *module)
 {
     return intern_names() && intern_leaf_names() && intern_step_names() && intern_shelf_names() &&
            (str_training = PyUnicode_InternFromString("training")) &&
-           (str_loss = PyUnicode_InternFromString("loss")) && (str_cut = PyUnicode_InternFromString("cut_rows")) && add_type(module, "Clock", &clock_spec, &clock_type) &&
-           add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
+           (str_loss = PyUnicode_InternFromString("loss")) && intern_beat_names() && add_type(module, "Clock", &clock_spec, &clock_type) &&
+           add_type(module, "Latch", &latch_spec, &latch_type) && add_type(module, "Tray", &tray_spec, &tray_type) && add_type(module, "Hook", &hook_spec, NULL) &&
            add_type(module, "Leaf", &leaf_spec, &leaf_type) && add_type(module, "Place", &place_spec, &place_type) && add_type(module, "Ledger", &ledger_spec, &ledger_type) &&
            add_type(module, "Source", &source_spec, &source_type) && add_type(module, "Shelf", &shelf_spec, &shelf_type) &&
            add_type(module, "Beat", &beat_spec, &beat_type) && add_type(module, "Course", &course_spec, &course_type) &&

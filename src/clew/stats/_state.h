@@ -30,7 +30,7 @@ typedef struct {
     PyObject *last_loss, *lowest_loss;
     PyObject *calm, *on_root, *on_pass, *on_each_loss, *on_end, *on_seldom, *on_stepping, *on_stepped;
     PyObject *schedule, *clock, *call_type, *scalar_type, *asleep, *owner, *signing, *turns, *on_batch;
-    PyObject *copies, *handles, *counts, *latest_rows, *tray, *registry;
+    PyObject *copies, *handles, *counts, *latest_rows, *tray, *registry, *layout, *rows, *cut_type;
     double quiet_until;
     long longest_backlog, most_recorded, nested, quiet_with, updating, alone_at;
     /* The thread that is in a quiet root call, in a recorded one that the gate has let through, or in one that goes by the
@@ -54,6 +54,7 @@ static PyMemberDef beat_members[] = {
     FIELD(on_stepped),    FIELD(asleep),      FIELD(owner),       FIELD(signing),
     FIELD(turns),         FIELD(on_batch),    FIELD(copies),      FIELD(handles),
     FIELD(counts),        FIELD(latest_rows), FIELD(tray),        FIELD(registry),
+    FIELD(layout),        FIELD(rows),        FIELD(cut_type),
     {"longest_backlog", T_LONG, offsetof(Beat, longest_backlog), 0, NULL},
     {"most_recorded", T_LONG, offsetof(Beat, most_recorded), 0, NULL},
     {"alone_at", T_LONG, offsetof(Beat, alone_at), 0, NULL},

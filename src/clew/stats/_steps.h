@@ -4,12 +4,11 @@
 
 #ifdef HAVE_CLOCK
 
-static PyObject *str_added, *str_grad_scale, *str_rest, *str_take;
+static PyObject *str_added, *str_rest, *str_take;
 
 static int intern_step_names(void)
 {
     return (str_added = PyUnicode_InternFromString("added")) &&
-           (str_grad_scale = PyUnicode_InternFromString("grad_scale")) &&
            (str_rest = PyUnicode_InternFromString("measure_rest")) && (str_take = PyUnicode_InternFromString("take"));
 }
 
@@ -98,17 +97,6 @@ static int is_alone(const Beat *beat)
     return beat->alone_at >= 0 && read_integer(beat->registry, str_added) == beat->alone_at;
 }
 
-/* Whether the optimizer takes a scale off its gradients by itself, inside its step. */
-static int is_scaled(PyObject *optimizer)
-{
-    PyObject *scale = PyObject_GetAttr(optimizer, str_grad_scale);
-    int scaled = scale ? scale != Py_None : !PyErr_ExceptionMatches(PyExc_AttributeError);
-    Py_XDECREF(scale);
-    if (!scaled)
-        PyErr_Clear();
-    return scaled;
-}
-
 /* Whether asking these tensors runs no code of a class of the user's. */
 static int are_plain(PyObject *tensors)
 {
@@ -132,8 +120,8 @@ static int has_no_closure(PyObject *const *args)
 /* Whether the parameters are those known, measured for the first time in this step. */
 static int may_measure(const Beat *beat, const Updates *entry, PyObject *optimizer)
 {
-    if (Py_TYPE(beat->tray) != tray_type || !is_whole(entry) || !is_alone(beat) ||
-        PyDict_Contains(beat->latest_rows, entry->turn) != 0 || !are_plain(entry->tensors) || is_scaled(optimizer))
+    if (entry->may_scale || Py_TYPE(beat->tray) != tray_type || !is_whole(entry) || !is_alone(beat) ||
+        PyDict_Contains(beat->latest_rows, entry->turn) != 0 || !are_plain(entry->tensors))
         return 0;
     PyObject *groups = PyObject_GetAttr(optimizer, str_param_groups);
     int same = groups && holds_all(groups, entry->parameters);
@@ -199,13 +187,14 @@ static int measure_gradients(Tray *tray, const Updates *entry)
 static int measure_before(const Beat *beat, const Updates *entry, PyObject *optimizer)
 {
     Tray *tray = (Tray *)beat->tray;
-    if (!may_measure(beat, entry, optimizer) || !hold_lock(tray))
+    if (!may_measure(beat, entry, optimizer))
         return 0;
+    take_latch(tray->lock, -1);
     Py_ssize_t first = PyList_Size(beat->keys);
     int done = (!beat->wants_param || measure_under(tray, entry->tensors, entry->param_keys)) &&
                (!beat->wants_grad || measure_gradients(tray, entry)) && (!beat->wants_update || take_shadows(entry)) &&
                keep_rows(beat, entry, first);
-    release_lock(tray);
+    give_latch(tray->lock);
     return done ? 1 : -1;
 }
 

@@ -12,7 +12,8 @@ enum { SITE_SHIFT = 32 };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *shapes, *acquire, *release;
+    PyObject *shapes;
+    Latch *lock;
     Beat *owner;
     Clock *clock;
     Target target;
@@ -48,8 +49,6 @@ static int traverse_tray(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(tray->owner);
     Py_VISIT(tray->shapes);
-    Py_VISIT(tray->acquire);
-    Py_VISIT(tray->release);
     Py_VISIT(tray->clock);
     return 0;
 }
@@ -59,8 +58,7 @@ static int clear_tray(PyObject *self)
     Tray *tray = (Tray *)self;
     Py_CLEAR(tray->owner);
     Py_CLEAR(tray->shapes);
-    Py_CLEAR(tray->acquire);
-    Py_CLEAR(tray->release);
+    Py_CLEAR(tray->lock);
     Py_CLEAR(tray->clock);
     return 0;
 }
@@ -72,11 +70,12 @@ static void free_tray(PyObject *self)
 
 static PyObject *make_tray(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *shapes, *lock;
+    PyObject *shapes;
+    Latch *lock;
     Beat *owner;
     Clock *clock;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "O!O!OO!", beat_type, &owner, &PyList_Type, &shapes, &lock, clock_type, &clock))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!", beat_type, &owner, &PyList_Type, &shapes, latch_type, &lock, clock_type, &clock))
         return NULL;
     Tray *tray = allocate(type);
     if (!tray)
@@ -84,10 +83,7 @@ static PyObject *make_tray(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_INCREF(tray->owner = owner);
     Py_INCREF(tray->shapes = shapes);
     Py_INCREF(tray->clock = clock);
-    tray->acquire = PyObject_GetAttrString(lock, "acquire");
-    tray->release = PyObject_GetAttrString(lock, "release");
-    if (!tray->acquire || !tray->release)
-        Py_CLEAR(tray);
+    Py_INCREF(tray->lock = lock);
     return (PyObject *)tray;
 }
 
@@ -102,23 +98,6 @@ static PyObject *aim_tray(PyObject *self, PyObject *args)
     tray->capacity = capacity;
     tray->target = (Target){(double *)(uintptr_t)row, (uint64_t *)(uintptr_t)hash, (uint32_t *)(uintptr_t)hist};
     Py_RETURN_NONE;
-}
-
-static int hold_lock(const Tray *tray)
-{
-    PyObject *answer = PyObject_CallNoArgs(tray->acquire);
-    Py_XDECREF(answer);
-    return answer != NULL;
-}
-
-/* Whatever exception is set stays so. */
-static void release_lock(const Tray *tray)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyObject *answer = PyObject_CallNoArgs(tray->release);
-    Py_XDECREF(answer);
-    PyErr_Restore(type, value, trace);
 }
 
 static int is_told_shape(PyObject *known, const Told *told)
@@ -194,14 +173,13 @@ static int64_t measure_slowly(Tray *tray, PyObject *tensor, int64_t key)
 /* Measure any tensor into the next row; -1 where it cannot be seen, -2 with an error set. */
 static int64_t take_tensor(Tray *tray, PyObject *tensor, int64_t key)
 {
-    if (!hold_lock(tray))
-        return -2;
+    take_latch(tray->lock, -1);
     PyObject *keys = Py_NewRef(tray->owner->keys);
     int64_t row = put_down(tray, keys, tensor, key);
     if (row == -1)
         row = measure_slowly(tray, tensor, key);
     Py_DECREF(keys);
-    release_lock(tray);
+    give_latch(tray->lock);
     return row;
 }
 
@@ -346,13 +324,12 @@ static PyObject *make_hook(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 /* Give another site the numbers of an earlier row. */
 static int repeat_row(Tray *tray, PyObject *tensor, int64_t row, int64_t key)
 {
-    if (!hold_lock(tray))
-        return 0;
+    take_latch(tray->lock, -1);
     PyObject *keys = tray->owner->keys, *pair = Py_BuildValue("nL", PyList_Size(keys), (long long)row);
     int done = pair && PyList_Append(tray->owner->copies, pair) == 0 && append_number(keys, key) &&
                describe_site(tray, tensor, key >> SITE_SHIFT, NULL);
     Py_XDECREF(pair);
-    release_lock(tray);
+    give_latch(tray->lock);
     return done;
 }
 

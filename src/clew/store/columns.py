@@ -130,19 +130,23 @@ def _histograms(records: Sequence[StepRecord]) -> tuple[NDArray[np.int64], NDArr
 
 def _scalar_columns(items: Sequence[StepRecord | Stretch]) -> Columns:
     """Return the numbers of all steps, step by step."""
-    rows = [(item.step, scalar) for item in items if isinstance(item, StepRecord) for scalar in item.scalars]
-    steps = [np.array([step for step, _ in rows], np.int64)]
-    names = [scalar.name for _, scalar in rows]
-    ordinals = [np.array([scalar.ordinal for _, scalar in rows], np.int16)]
-    values = [np.array([scalar.value for _, scalar in rows], np.float64)]
+    records = [item for item in items if isinstance(item, StepRecord)]
+    flat = [scalar for record in records for scalar in record.scalars]
+    told, numbers, places = zip(*flat, strict=True) if flat else ((), (), ())
+    counts = [len(record.scalars) for record in records]
+    steps = [np.repeat(np.array([record.step for record in records], np.int64), counts)]
+    names, ordinals = list(told), [np.array(places, np.int16)]
+    values = [np.array(numbers, np.float64)]
+    if len(records) == len(items) and (steps[0][1:] >= steps[0][:-1]).all():
+        return {"step": steps[0], "name": names, "ordinal": ordinals[0], "value": values[0]}
     for item in items:
         if not isinstance(item, Stretch):
             continue
-        for (name, ordinal), (at, numbers) in item.columns.items():
+        for (name, ordinal), (at, column) in item.columns.items():
             steps.append(at)
             names += [name] * len(at)
             ordinals.append(np.full(len(at), ordinal, np.int16))
-            values.append(numbers)
+            values.append(column)
     step = np.concatenate(steps)
     order = np.argsort(step, kind="stable")
     return {

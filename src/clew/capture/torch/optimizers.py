@@ -56,6 +56,8 @@ class OptimizerEntry(Updates):
         """The numbers of its groups among those of all optimizers."""
         self.stepped = -1
         self.steps = 0
+        self.may_scale = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        """Whether it may take GradScaler's scale off by itself, inside its step."""
         self.was_found = False
         self.is_placed = False
         """Whether it was looked at whose numbers this one goes on with."""

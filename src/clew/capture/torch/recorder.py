@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from math import inf
 from threading import get_ident
 from time import perf_counter
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from clew.capture.assemble import DROPPED, KIND_SHIFT, SITE_SHIFT, Latest, Layout
+from clew.capture.beat import Latch
 from clew.capture.clock import CLEW, StepClock, make_clock
 from clew.capture.guard import Guard
 from clew.capture.outlet import Outlet
@@ -29,7 +29,7 @@ from clew.errors import UnsupportedTensor
 from clew.model.record import Scalar, StepRecord, new_tuple
 from clew.model.schema import KIND_INDEX
 from clew.stats.readable import is_about_meta, undisturbed, unheard
-from clew.stats.rows import KERNEL, Rows
+from clew.stats.rows import KERNEL, CutRows, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from clew.model.record import Batch, Stretch
     from clew.model.sink import Sink
     from clew.stats._kernel import Tray
-    from clew.stats.rows import CutRows
 
 _STEPS_AFTER_FINDING: Final = 3
 _MOST_BAD_STEPS: Final = 10
@@ -93,7 +92,7 @@ class Recorder(Listeners):
         self.clock = make_clock()
         self.rows = Rows(hashes=settings.hashes, hists=settings.histograms)
         self.wants = {kind: kind in settings.kinds for kind in KIND_INDEX}
-        self.lock = threading.RLock()
+        self.lock = Latch()
         self.tray = self._make_tray()
         self.measure = self.measure_slowly if self.tray is None else self.tray.measure
         """Measures a tensor into the next row, given its site and tag; returns the row, -1 where it cannot be seen."""
@@ -126,10 +125,10 @@ class Recorder(Listeners):
         self.backlog: list[Parts] = []
         """Of each step what a draft is made of, which takes Python to make."""
         self.longest_backlog, self.most_recorded = _LONGEST_BACKLOG, _MOST_RECORDED
-        self.call_type, self.scalar_type = RootCall, Scalar
+        self.call_type, self.scalar_type, self.cut_type = RootCall, Scalar, CutRows
         self._handed_over_at = perf_counter()
-        self._layout = Layout([], [])
-        self.no_rows = (self._layout, None, False)
+        self.layout = Layout([], [])
+        self.no_rows = (self.layout, None, False)
         self._pid = os.getpid()
 
     def _make_room_for_gates(self) -> None:
@@ -463,9 +462,9 @@ class Recorder(Listeners):
 
     def cut_rows(self) -> tuple[Layout, CutRows, bool]:
         """Return the rows of the step, what each is, and whether some are to be merged or left out."""
-        if not self._layout.fits(self.keys, self.copies):
-            self._layout = Layout(self.keys, self.copies)
-        return self._layout, self.rows.cut(len(self.keys)), not self._layout.is_plain
+        if not self.layout.fits(self.keys, self.copies):
+            self.layout = Layout(self.keys, self.copies)
+        return self.layout, self.rows.cut(len(self.keys)), not self.layout.is_plain
 
     def _work_off(self) -> None:
         try:
