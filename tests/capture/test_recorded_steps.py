@@ -237,6 +237,25 @@ def call_elsewhere(loop):
     loop.model.between = between
 
 
+def ask_a_teacher(loop):
+    """Now and then another model is called without gradients after the call of training."""
+    if loop.at == 0:
+        loop.teacher = torch.nn.Linear(6, 3)
+    if loop.at % 30 != 25:
+        return None
+
+    def step(loop):
+        loop.optimizer.zero_grad()
+        loss = loop.lose()
+        with torch.no_grad():
+            loop.teacher(torch.ones(2, 6))
+            loop.teacher(torch.zeros(2, 6))
+        loss.backward()
+        loop.optimizer.step()
+
+    return step
+
+
 def listen(loop):
     """A mode of the user's is on for some steps."""
 
@@ -266,6 +285,7 @@ STRANGE = [
     checkpoint_a_part,
     give_more_than_one_thing,
     call_elsewhere,
+    ask_a_teacher,
     listen,
 ]
 
@@ -360,6 +380,102 @@ def test_compiling_inside_a_recorded_call(tmp_path):
     assert compiled
     assert len(run.series("second", "output", "l2").values) == STEPS
     assert len(run.series("first", "grad_output", "l2").values) == STEPS
+
+
+def test_a_gradient_of_a_class_of_the_users_is_not_asked(tmp_path):
+    heard = []
+
+    class Heard(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            heard.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    loop = Loop(plainly)
+    with clew.watch(
+        loop.model, loop.optimizer, out=tmp_path, name="run", status=False, budget="off", kinds=BASIC
+    ) as watch:
+        for _ in range(USUAL):
+            loop.step()
+        asked = []
+        for _ in range(6):
+            loop.optimizer.zero_grad()
+            loop.lose().backward()
+            weight = loop.model.first.weight
+            weight.grad = weight.grad.as_subclass(Heard)
+            handle = loop.optimizer.register_step_pre_hook(lambda *_: asked.append(len(heard)))
+            before = len(heard)
+            loop.optimizer.step()
+            asked[-1] -= before
+            handle.remove()
+            loop.optimizer.zero_grad()
+        assert not recorder_of(watch).guard.take()
+    assert asked == [0] * 6
+
+
+class Injected(ArithmeticError):
+    """A fault inside clew."""
+
+
+def inject(loop, monkeypatch, what, error):
+    """Have a method of the recorder raise once when a loop is usual, and be called before a step ends."""
+    recorder, original = loop.recorder, getattr(loop.recorder, what)
+
+    def fail(*args, **kwargs):
+        monkeypatch.setattr(recorder, what, original)
+        raise error
+
+    monkeypatch.setattr(recorder, what, fail)
+    if what == "describe":
+        entry = next(iter(recorder.registry.tensors.values()))
+        recorder.sites.shapes[entry.site] = ()
+
+
+@pytest.mark.parametrize(
+    ("what", "where"), [("describe", "before the optimizer step"), ("cut_rows", "end of step")]
+)
+def test_a_fault_by_the_short_way_is_told_with_its_place(tmp_path, monkeypatch, what, where):
+    faults, at = [], USUAL + 20
+
+    def act(loop):
+        if loop.at == at:
+            inject(loop, monkeypatch, what, Injected())
+            loop.recorder.layout = type(loop.recorder.layout)([], [])  # the rows are others than before
+        if loop.at == at + 5:
+            faults.extend(loop.recorder.guard.take())
+
+    loop = Loop(act)
+    ends = count_general(monkeypatch)
+    run = loop.record(tmp_path, "run", kinds=BASIC)
+    assert len(ends) < STEPS - 30
+    told = faults + list(run.faults())
+    assert [(fault.where, fault.error.split(":")[0]) for fault in told] == [(where, "Injected")]
+    assert len(loop.losses) == STEPS
+    values = run.series("second", "output", "l2")
+    assert np.isfinite(values.values).all()
+    assert len(values.values) >= STEPS - 1
+
+
+@pytest.mark.parametrize("what", ["measure_rest", "cut_rows", "take_loss"])
+def test_an_interrupt_reaches_the_user_and_leaves_nothing_behind(tmp_path, monkeypatch, what):
+    caught = []
+
+    def act(loop):
+        if loop.at % 16 == 8 and loop.at > USUAL:
+            inject(loop, monkeypatch, what, KeyboardInterrupt())
+            loop.recorder.layout = type(loop.recorder.layout)([], [])
+            try:
+                loop.step()
+            except KeyboardInterrupt:
+                caught.append(loop.at)
+            recorder = loop.recorder
+            assert (recorder.nested, recorder.rooted, recorder.updating, recorder.in_backward) == (0, 0, 0, 0)
+            assert recorder.lock.acquire(blocking=False)
+            recorder.lock.release()
+            assert torch.is_grad_enabled()
+
+    Loop(act).record(tmp_path, "run", kinds=BASIC)
+    assert caught or what != "cut_rows"
 
 
 def test_a_finding_is_handed_over_at_once(tmp_path, monkeypatch):

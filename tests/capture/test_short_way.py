@@ -3,6 +3,7 @@
 import gc
 import math
 import sys
+import threading
 import weakref
 
 import numpy as np

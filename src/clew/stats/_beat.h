@@ -8,14 +8,15 @@
 
 enum { FIRST_STEPS = 16, SELDOM = 64 };
 
-static PyObject *str_training, *str_loss, *str_cut, *str_keys, *str_copies, *str_log, *str_outgrown, *str_is_plain;
+static PyObject *str_training, *str_loss, *str_cut, *str_keys, *str_copies, *str_log, *str_outgrown, *str_is_plain, *str_fail;
 
 static int intern_beat_names(void)
 {
     return (str_cut = PyUnicode_InternFromString("cut_rows")) && (str_keys = PyUnicode_InternFromString("keys")) &&
            (str_copies = PyUnicode_InternFromString("copies")) && (str_log = PyUnicode_InternFromString("_log")) &&
            (str_outgrown = PyUnicode_InternFromString("_outgrown")) &&
-           (str_is_plain = PyUnicode_InternFromString("is_plain"));
+           (str_is_plain = PyUnicode_InternFromString("is_plain")) &&
+           (str_fail = PyUnicode_InternFromString("fail_at_end"));
 }
 
 /* ---------------------------------------------------------------- the end of a step */
@@ -35,6 +36,21 @@ static PyObject *describe_step(const Beat *beat, PyObject *phases, PyObject *row
 {
     return PyTuple_Pack(8, beat->step, beat->due, phases, PyTuple_GetItem(rows, 0), PyTuple_GetItem(rows, 1),
                         PyTuple_GetItem(rows, 2), beat->scalars, beat->batches);
+}
+
+/* The rows of a step could not be cut: it goes on without any, and without the batches that refer to them. */
+static PyObject *do_without_rows(Beat *beat)
+{
+    if (!is_ours())
+        return NULL;
+    PyObject *error = take_error();
+    PyObject *answer = error ? PyObject_CallMethodObjArgs((PyObject *)beat, str_fail, error, NULL) : NULL;
+    PyObject *batches = answer ? PyList_New(0) : NULL;
+    if (batches)
+        set_field(&beat->batches, batches);
+    Py_XDECREF(error);
+    Py_XDECREF(answer);
+    return batches ? Py_NewRef(beat->no_rows) : NULL;
 }
 
 /* Lists in the place of those that were handed over. */
@@ -108,18 +124,14 @@ static PyObject *cut_rows(const Beat *beat)
     return rows;
 }
 
-/* -1 with an error set, 0 with nothing done. */
+/* -1 with an error set. */
 static int hand_to_backlog(Beat *beat)
 {
     Clock *clock = (Clock *)beat->clock;
     double wall = 0.0;
     PyObject *rows = cut_rows(beat);
-    if (!rows) { /* the general way meets it again, and answers for it */
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
-            return -1;
-        PyErr_Clear();
-        return 0;
-    }
+    if (!rows && !(rows = do_without_rows(beat)))
+        return -1;
     PyObject *phases = clock_split(beat->clock, NULL);
     for (int i = 0; phases && i < clock->phases; i++)
         wall += PyFloat_AsDouble(PyList_GetItem(phases, i));
@@ -141,7 +153,7 @@ static int end_quietly(Beat *beat)
         return hand_to_backlog(beat);
     Latch *lock = ((Tray *)beat->tray)->lock;
     take_latch(lock, -1);
-    int done = hand_to_backlog(beat);
+    int done = may_end_quietly(beat) ? hand_to_backlog(beat) : 0; /* another thread may have ended it meanwhile */
     give_latch(lock);
     return done;
 }

@@ -189,9 +189,14 @@ static int are_known(const Beat *beat, PyObject *groups, PyObject *known, PyObje
 /* Whether the rates of an optimizer were taken: its groups have the very same ones as when they last were. */
 static int take_rates(Beat *beat, const Updates *entry, PyObject *groups, PyObject *keys)
 {
+    PyObject *known = entry->known_groups, *rates = entry->rates;
+    if (!known || !rates)
+        return 0;
+    Py_INCREF(known); /* comparing may run anything */
+    int same = are_known(beat, groups, known, keys);
+    Py_DECREF(known);
     Py_ssize_t end = PyList_Size(beat->scalars);
-    return entry->known_groups && entry->rates && are_known(beat, groups, entry->known_groups, keys) &&
-           PyList_SetSlice(beat->scalars, end, end, entry->rates) == 0;
+    return same && entry->rates && PyList_SetSlice(beat->scalars, end, end, entry->rates) == 0;
 }
 
 static void count_step(const Beat *beat, Updates *entry)

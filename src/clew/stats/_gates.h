@@ -82,36 +82,25 @@ static int is_fit(PyObject *beat)
     return 0;
 }
 
-/* Whether the exception that is set is ours to answer for; a KeyboardInterrupt or a SystemExit is the user's. */
-static int is_ours(void)
-{
-    return PyErr_ExceptionMatches(PyExc_Exception);
-}
-
-/* The exception that is set, which is set no more; with its traceback. */
-static PyObject *take_error(void)
-{
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (error && trace)
-        PyException_SetTraceback(error, trace);
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return error;
-}
-
-/* Give an exception to whoever answers for ours; 0 with one set that is the user's. */
-static int excuse(PyObject *answer_for)
+/* Give an exception to whoever answers for ours, and the place where it came, unless that is NULL; 0 with one set that
+   is the user's. */
+static int excuse_at(PyObject *answer_for, const char *place)
 {
     if (!is_ours())
         return 0;
-    PyObject *error = take_error(), *done = error ? PyObject_CallFunctionObjArgs(answer_for, error, NULL) : NULL;
+    PyObject *error = take_error(), *done = NULL;
+    if (error)
+        done = PyObject_CallFunction(answer_for, place ? "Os" : "(O)", error, place);
     Py_XDECREF(error);
     Py_XDECREF(done);
     if (PyErr_Occurred() && is_ours())
         PyErr_Clear();
     return !PyErr_Occurred();
+}
+
+static int excuse(PyObject *answer_for)
+{
+    return excuse_at(answer_for, NULL);
 }
 
 /* What somebody asks of a gate is answered by the Python function that it stands for, unless it is about the gate. */

@@ -159,4 +159,23 @@ static int append_owned(PyObject *list, PyObject *thing)
     Py_XDECREF(thing);
     return done;
 }
+
+/* Whether the exception that is set is ours to answer for; a KeyboardInterrupt or a SystemExit is the user's. */
+static int is_ours(void)
+{
+    return PyErr_ExceptionMatches(PyExc_Exception);
+}
+
+/* The exception that is set, which is set no more; with its traceback. */
+static PyObject *take_error(void)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (error && trace)
+        PyException_SetTraceback(error, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+}
 #endif

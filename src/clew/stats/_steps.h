@@ -132,7 +132,7 @@ static int may_measure(const Beat *beat, const Updates *entry, PyObject *optimiz
 /* Measure tensors while the lock is held; 0 with an error set. */
 static int measure_under(Tray *tray, PyObject *tensors, PyObject *keys)
 {
-    PyObject *given[] = {tensors, keys}, *first = PyLong_FromSsize_t(PyList_Size(tray->owner->keys));
+    PyObject *given[] = {Py_NewRef(tensors), Py_NewRef(keys)}, *first = PyLong_FromSsize_t(PyList_Size(tray->owner->keys));
     PyObject *left = first && PyList_Size(tensors) ? tray_measure_many((PyObject *)tray, given, 2) : NULL;
     int done = left ? PyList_Check(left) && PyList_Size(left) == 0 : !PyErr_Occurred();
     if (left && !done) {
@@ -142,6 +142,8 @@ static int measure_under(Tray *tray, PyObject *tensors, PyObject *keys)
     }
     Py_XDECREF(left);
     Py_XDECREF(first);
+    Py_DECREF(tensors);
+    Py_DECREF(keys);
     return done;
 }
 
@@ -174,28 +176,29 @@ static int gather_gradients(const Updates *entry, PyObject *gradients, PyObject 
     return done;
 }
 
-static int measure_gradients(Tray *tray, const Updates *entry)
+static int measure_all(const Beat *beat, const Updates *entry, PyObject *gradients, PyObject *keys)
 {
-    PyObject *gradients = PyList_New(0), *keys = PyList_New(0);
-    int done = gradients && keys && gather_gradients(entry, gradients, keys) && measure_under(tray, gradients, keys);
-    Py_XDECREF(gradients);
-    Py_XDECREF(keys);
+    Tray *tray = (Tray *)beat->tray;
+    Py_ssize_t first = PyList_Size(beat->keys);
+    take_latch(tray->lock, -1);
+    int done = (!beat->wants_param || measure_under(tray, entry->tensors, entry->param_keys)) &&
+               measure_under(tray, gradients, keys) && (!beat->wants_update || take_shadows(entry)) &&
+               keep_rows(beat, entry, first);
+    give_latch(tray->lock);
     return done;
 }
 
 /* Measure what an optimizer is about to use; -1 with an error set, 0 with nothing done where it is not a usual step. */
 static int measure_before(const Beat *beat, const Updates *entry, PyObject *optimizer)
 {
-    Tray *tray = (Tray *)beat->tray;
     if (!may_measure(beat, entry, optimizer))
         return 0;
-    take_latch(tray->lock, -1);
-    Py_ssize_t first = PyList_Size(beat->keys);
-    int done = (!beat->wants_param || measure_under(tray, entry->tensors, entry->param_keys)) &&
-               (!beat->wants_grad || measure_gradients(tray, entry)) && (!beat->wants_update || take_shadows(entry)) &&
-               keep_rows(beat, entry, first);
-    give_latch(tray->lock);
-    return done ? 1 : -1;
+    PyObject *gradients = PyList_New(0), *keys = PyList_New(0);
+    int usual = gradients && keys && (!beat->wants_grad || gather_gradients(entry, gradients, keys)) && are_plain(gradients);
+    int done = usual ? measure_all(beat, entry, gradients, keys) : 0;
+    Py_XDECREF(gradients);
+    Py_XDECREF(keys);
+    return usual && !done ? -1 : done;
 }
 
 /* The same for the gate, which answers for exceptions of ours; -1 with one of the user's set. */
@@ -210,7 +213,7 @@ static int prepare_update(const Gate *gate, PyObject *const *args)
     Py_INCREF(entry);
     int done = measure_before(beat, (Updates *)entry, args[0]);
     Py_DECREF(entry);
-    return done < 0 ? excuse(gate->fail) ? 1 : -1 : done;
+    return done < 0 ? excuse_at(gate->fail, "before the optimizer step") ? 1 : -1 : done;
 }
 
 /* before(optimizer, args, kwargs): the hook in front of a step. */
@@ -275,6 +278,14 @@ static int measure_after(const Gate *gate, PyObject *optimizer)
            !PyErr_Occurred();
 }
 
+/* An interrupt of the user's goes on. */
+static PyObject *leave_update(Beat *beat)
+{
+    beat->updating = 0;
+    switch_phase((Clock *)beat->clock, beat->resumes);
+    return NULL;
+}
+
 /* after(optimizer, args, kwargs): the hook behind a step. */
 static PyObject *step_after(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
@@ -290,17 +301,15 @@ static PyObject *step_after(PyObject *self, PyObject *const *args, Py_ssize_t n)
         return pass_on(gate->general, args);
     Clock *clock = (Clock *)beat->clock;
     int before = switch_phase(clock, clock->own), measured = measure_after(gate, args[0]);
-    if (measured < 0) {
-        beat->updating = 0;
-        return NULL;
-    }
+    if (measured < 0)
+        return leave_update(beat);
     int told = measured ? end_gated_update(gate, args[0]) : UNUSUAL;
     if (told < 0 && !(was_due && measured)) {
         switch_phase(clock, before);
         return pass_on(gate->general, args);
     }
     if (PyErr_Occurred() && !excuse(gate->fail))
-        return NULL;
+        return leave_update(beat);
     beat->updating = 0;
     int counted = count_turn(beat);
     if (told == TOLD && counted)

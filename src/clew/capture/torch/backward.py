@@ -215,9 +215,11 @@ class BackwardLens:
                     recorder.ask(recorder.on_grad)
         except Exception as error:  # noqa: BLE001 - ours to answer for
             recorder.guard.fault(error, "loss", step=recorder.step)
-        finally:
-            recorder.in_backward += 1
-            recorder.clock.switch(BACKWARD)
+        except BaseException:  # an interrupt: there will be no pass
+            recorder.clock.switch(before)
+            raise
+        recorder.in_backward += 1
+        recorder.clock.switch(BACKWARD)
         return before
 
     def _begin_root(self, tensors: Any) -> None:

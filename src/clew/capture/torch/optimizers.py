@@ -287,8 +287,8 @@ class OptimizerLens:
             self.events.after_step(optimizer, args, kwargs)
         self._end_turn()
 
-    def _fail(self, error: Exception) -> None:
-        self.recorder.guard.fault(error, "after the optimizer step", step=self.recorder.step)
+    def _fail(self, error: Exception, place: str = "after the optimizer step") -> None:
+        self.recorder.guard.fault(error, place, step=self.recorder.step)
 
     def _finish(self, told: int, counted: int, optimizer: torch.optim.Optimizer) -> None:
         """Do what is left of a step that came by the shortest way: end it, tell the snapshots, and the signature."""

@@ -429,7 +429,7 @@ class Recorder(Listeners):
                 rows = self.cut_rows() if self.keys else self.no_rows
                 self.backlog.append((self.step, was_due, phases, *rows, self.scalars, self.batches))
             except Exception as error:  # noqa: BLE001 - ours to answer for
-                self.guard.fault(error, "end of step", step=self.step)
+                self.fail_at_end(error)
                 self.backlog.append((self.step, was_due, phases, *self.no_rows, self.scalars, []))
             self.closing, self.losses, self.calls = False, 0, []
             self.keys, self.copies, self.scalars, self.batches = [], [], [], []
@@ -470,7 +470,11 @@ class Recorder(Listeners):
         try:
             self.hand_over()
         except Exception as error:  # noqa: BLE001 - ours to answer for
-            self.guard.fault(error, "end of step", step=self.step)
+            self.fail_at_end(error)
+
+    def fail_at_end(self, error: Exception) -> None:
+        """Answer for a fault at the end of a step."""
+        self.guard.fault(error, "end of step", step=self.step)
 
     def hand_over(self) -> None:
         """Work off the backlog: records to the sink, numbers to whoever shows them."""

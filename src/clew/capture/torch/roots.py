@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -111,7 +112,9 @@ class Roots:
         if recorder.backward_at == recorder.serial or not self.optimizers.entries:
             self._end_implicit_step(module, tag)
         if self._serial != recorder.serial:
-            self._serial, self._called, self._eval_calls = recorder.serial, {}, 0
+            # The calls so far have come by the short way, or there were none.
+            self._serial, self._eval_calls = recorder.serial, 0
+            self._called = dict(Counter(id(call.module) for call in recorder.calls))
         self._called[key] = self._called.get(key, 0) + 1
         has_gradients = torch.is_grad_enabled()
         if not tag and has_gradients:
