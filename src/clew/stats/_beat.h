@@ -313,8 +313,8 @@ static PyMethodDef beat_methods[] = {
          "the call to the general way; the step before may have ended."),
     FAST("begin_pass", beat_begin_pass,
          "begin_pass(loss, phase) -> int\n\n"
-         "Take the loss, unless it is None, of a step that no probe looks at and begin its backward pass, in a phase; return the phase before. -1, with nothing\n"
-         "done, leaves it to the general way."),
+         "Take the loss, unless it is None, of a step that no probe looks at and begin its backward pass, in a phase; return\n"
+         "the phase before. -1, with nothing done, leaves it to the general way."),
     {NULL, NULL, 0, NULL},
 };
 
