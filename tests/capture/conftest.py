@@ -9,6 +9,7 @@ import pytest
 import torch._dynamo  # noqa: F401 - wraps torch.manual_seed when first imported, which is not of our doing
 
 from clew.capture.settings import Settings
+from clew.capture.torch import uncompiled
 from clew.capture.torch.session import TorchSession
 from clew.model.record import StepRecord
 from clew.model.schema import KINDS, STAT_INDEX
@@ -96,3 +97,11 @@ def record():
         memory.assert_no_row_twice()
 
     return recording
+
+
+@pytest.fixture
+def nothing_was_compiled(monkeypatch):
+    """Have gates although other tests of this process may have compiled; they must find no optimizer of ours."""
+    monkeypatch.setattr(uncompiled, "_has_compiled", lambda: False)
+    yield
+    gc.collect()

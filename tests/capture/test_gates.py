@@ -19,7 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 import clew
 from clew.capture.clock import REST, StepClock
-from clew.capture.torch import gates, uncompiled
+from clew.capture.torch import gates
 from clew.capture.torch.gradients import GradientHooks
 
 QUIET = 120
@@ -27,15 +27,12 @@ QUIET = 120
 
 OWN = str(Path(clew.__file__).parent)
 
-pytestmark = pytest.mark.skipif(gates.KERNEL is None, reason="the kernel was not built")
+pytestmark = [
+    pytest.mark.skipif(gates.KERNEL is None, reason="the kernel was not built"),
+    pytest.mark.usefixtures("nothing_was_compiled"),
+]
 
 install_generation_tagging_init()  # as the first call of something compiled does, for good
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_compiled(monkeypatch):
-    """Other tests of this process may have compiled something."""
-    monkeypatch.setattr(uncompiled, "_has_compiled", lambda: False)
 
 
 class Net(torch.nn.Module):

@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 import clew
 from clew.capture.torch import batches as batches_of
-from clew.capture.torch import gates, uncompiled
+from clew.capture.torch import gates
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.randomness import RandomStates
 from clew.store.snapshots import list_batches, list_snapshots
@@ -38,15 +38,10 @@ ROWS, SIZE = 40, 4
 
 Pair = namedtuple("Pair", "x y")
 
-pytestmark = pytest.mark.skipif(gates.KERNEL is None, reason="the kernel was not built")
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_compiled(monkeypatch):
-    """Other tests of this process may have compiled something; they must find no optimizer of ours either."""
-    monkeypatch.setattr(uncompiled, "_has_compiled", lambda: False)
-    yield
-    gc.collect()
+pytestmark = [
+    pytest.mark.skipif(gates.KERNEL is None, reason="the kernel was not built"),
+    pytest.mark.usefixtures("nothing_was_compiled"),
+]
 
 
 class Augmented(Dataset):

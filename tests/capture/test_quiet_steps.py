@@ -141,8 +141,7 @@ def test_the_ledgers_agree():
         seen = []
         for step in range(60):
             seen.append((ledger.is_due(step), round(ledger.bank, 12)))
-            ledger.pay(step, 0.001 * (step % 7), 1.0 + step % 3)
-            ledger.since_last += 1
+            ledger.account(step, 0.001 * (step % 7), 1.0 + step % 3, False)
         ledger.period = 4
         answers.append((seen, [ledger.is_due(step) for step in range(12)]))
     assert answers[0] == answers[1]

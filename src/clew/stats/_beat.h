@@ -112,7 +112,7 @@ static PyObject *cut_rows(const Beat *beat)
         return Py_NewRef(beat->no_rows);
     const Tray *tray = (const Tray *)beat->tray;
     Py_ssize_t count = PyList_Size(beat->keys);
-    if (beat->cut_type == Py_None || count > tray->capacity || !has_same_rows(beat)) {
+    if (count > tray->capacity || !has_same_rows(beat)) {
         PyErr_Clear();
         return PyObject_CallMethodObjArgs((PyObject *)beat, str_cut, NULL);
     }
@@ -192,9 +192,7 @@ static int is_first_call(const Beat *beat)
 /* Whether the call of a model has nothing to tell but its outputs; where these are not seen, not even they. */
 static int is_usual_call(const Beat *beat, int is_seen)
 {
-    if (beat->due == Py_False)
-        return 1;
-    return is_seen && beat->due == Py_True && beat->probing == Py_False && !beat->wants_batch;
+    return beat->due == Py_False || (is_seen && beat->probing == Py_False);
 }
 
 /* The phase before; -1 where it is not a usual call, and -2 with an error set. `is_seen`: the caller sees its outputs,

@@ -19,8 +19,7 @@ static PyObject *make_latch(PyTypeObject *type, PyObject *args, PyObject *kwargs
 {
     (void)args;
     (void)kwargs;
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Latch *latch = (Latch *)alloc(type, 0);
+    Latch *latch = allocate(type);
     if (latch && !(latch->lock = PyThread_allocate_lock())) {
         Py_DECREF(latch);
         return PyErr_NoMemory();

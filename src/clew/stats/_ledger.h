@@ -84,16 +84,6 @@ static PyObject *ledger_is_probed(PyObject *self, PyObject *step)
     return PyBool_FromLong(is_probed_at((Ledger *)self, number));
 }
 
-static PyObject *ledger_pay(PyObject *self, PyObject *args)
-{
-    long step;
-    double cost, wall;
-    if (!PyArg_ParseTuple(args, "ldd", &step, &cost, &wall))
-        return NULL;
-    pay((Ledger *)self, step, cost, wall);
-    Py_RETURN_NONE;
-}
-
 static PyObject *ledger_is_due(PyObject *self, PyObject *step)
 {
     long number = PyLong_AsLong(step);
@@ -103,9 +93,6 @@ static PyObject *ledger_is_due(PyObject *self, PyObject *step)
 }
 
 static PyMethodDef ledger_methods[] = {
-    {"pay", ledger_pay, METH_VARARGS,
-     "pay(step, cost_seconds, wall_seconds)\n\n"
-     "Put a step's share of the time aside, and take what clew has cost in it."},
     {"account", ledger_account, METH_VARARGS,
      "account(step, cost_seconds, wall_seconds, was_due)\n\n"
      "Take note of what a finished step took in all, and how much of that was clew."},

@@ -36,7 +36,7 @@ typedef struct {
     /* The thread that is in a quiet root call, in a recorded one that the gate has let through, or in one that goes by the
        general way and is recorded; or 0. */
     unsigned long inside, rooted, seeing;
-    int resumes, tag;             /* the phase that goes on after the step of an optimizer; what marks recorded calls */
+    int resumes, tag; /* the phase that goes on after the step of an optimizer; what marks recorded calls */
     char wants_loss, wants_batch, wants_param, wants_grad, wants_update, wants_after, fetching;
 } Beat;
 

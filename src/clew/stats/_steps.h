@@ -179,8 +179,8 @@ static int gather_gradients(const Updates *entry, PyObject *gradients, PyObject 
 static int measure_all(const Beat *beat, const Updates *entry, PyObject *gradients, PyObject *keys)
 {
     Tray *tray = (Tray *)beat->tray;
-    Py_ssize_t first = PyList_Size(beat->keys);
     take_latch(tray->lock, -1);
+    Py_ssize_t first = PyList_Size(beat->keys);
     int done = (!beat->wants_param || measure_under(tray, entry->tensors, entry->param_keys)) &&
                measure_under(tray, gradients, keys) && (!beat->wants_update || take_shadows(entry)) &&
                keep_rows(beat, entry, first);

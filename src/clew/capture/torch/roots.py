@@ -103,9 +103,8 @@ class Roots:
         if key in self._foreign:
             return False
         if not self.explicit:
-            self._end_by_call(
-                module, tag
-            )  # before this model is known: its optimizer has nothing to do with the step
+            # Before this model is known: its optimizer has nothing to do with the step.
+            self._end_by_call(module, tag)
         entry = recorder.registry.modules.get(key) or self._discover(module)
         if entry is None:
             return False
@@ -169,9 +168,8 @@ class Roots:
         """End a step by hand where a call tells that it is over."""
         if self.recorder.backward_at != self.recorder.serial:
             return
-        if (
-            tag or torch.is_grad_enabled()
-        ):  # else it may be a search along a line, which writes the weights again
+        # Else it may be a search along a line, which writes the weights again.
+        if tag or torch.is_grad_enabled():
             self.end_manual_step(by_proof=not _may_train(module, tag))
 
     def _end_implicit_step(self, module: torch.nn.Module, tag: int) -> None:
