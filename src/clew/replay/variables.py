@@ -20,10 +20,10 @@ def restore_names(saved: list[dict[str, Any]], tensors: dict[str, torch.Tensor])
 
     Return the tensors that were exchanged: the new one by the identity of the old one.
     """
-    from clew.capture.torch.snapshot_names import describe_place, suspended_frames, user_frames
+    from clew.capture.torch.snapshot_names import Suspended, describe_place, user_frames
 
     running = user_frames(sys._getframe(1))
-    frames = [*running, *suspended_frames(running)]
+    frames = [*running, *Suspended().find(running)]
     renewal = Renewal(tensors)
     for kept in saved:
         place = (kept["file"], kept["function"])

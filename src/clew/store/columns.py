@@ -132,11 +132,12 @@ def _scalar_columns(items: Sequence[StepRecord | Stretch]) -> Columns:
     """Return the numbers of all steps, step by step."""
     records = [item for item in items if isinstance(item, StepRecord)]
     flat = [scalar for record in records for scalar in record.scalars]
-    told, numbers, places = zip(*flat, strict=True) if flat else ((), (), ())
     counts = [len(record.scalars) for record in records]
     steps = [np.repeat(np.array([record.step for record in records], np.int64), counts)]
-    names, ordinals = list(told), [np.array(places, np.int16)]
-    values = [np.array(numbers, np.float64)]
+    # No zip(*flat): its iterators, one for each number, would have Python's garbage collected at every flush.
+    names = [scalar[0] for scalar in flat]
+    values = [np.array([scalar[1] for scalar in flat], np.float64)]
+    ordinals = [np.array([scalar[2] for scalar in flat], np.int16)]
     if len(records) == len(items) and (steps[0][1:] >= steps[0][:-1]).all():
         return {"step": steps[0], "name": names, "ordinal": ordinals[0], "value": values[0]}
     for item in items:

@@ -19,7 +19,7 @@ from clew.capture.torch import snapshot_state as states
 from clew.capture.torch.companions import Companions
 from clew.capture.torch.leaves import list_leaves
 from clew.capture.torch.randomness import RandomBytes, RandomMemory, RandomStates
-from clew.capture.torch.snapshot_names import pack_names
+from clew.capture.torch.snapshot_names import Suspended, pack_names
 from clew.stats.readable import unheard
 from clew.stats.rows import KERNEL
 
@@ -155,6 +155,7 @@ class SnapshotLens(Shelf):
         self._next = -1
         self._flushed_at = perf_counter()
         self._cost, self._size = 0.0, 0
+        self._suspended = Suspended()
 
     def _clear_shelf(self) -> None:
         self.given: list[Given] = []
@@ -473,7 +474,7 @@ class SnapshotLens(Shelf):
         variables: dict[str, torch.Tensor] = {}
         if random is None:  # in the middle of a step the loop's variables are not those it began with
             state["names"], state["left_out"] = pack_names(
-                self.recorder.registry, variables, with_tensors=bool(self.keep_batches)
+                self._suspended, self.recorder.registry, variables, with_tensors=bool(self.keep_batches)
             )
         found = {"weights": weights, "optimizer": moments, "random": randoms, "names": variables}
         if self.keep_batches and self.ahead:
