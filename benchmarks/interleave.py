@@ -10,44 +10,49 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 import clew
 from benchmarks.trainings import Training, make
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from benchmarks.modes import Mode
 
 _WARM_UP = {"mlp": 1300, "loader": 1300, "cnn": 24, "gpt": 22}
 """Steps before the timing. The doctor looks closer at the first hundreds, which shows on steps of a millisecond."""
 _MOST_STEPS = 2000
-_SETTLING = 30
-"""Steps after a switch that are not timed, fewer where a block is shorter: they find the caches of the other side, and
-clew looks closer at what comes first. A training has no such switches."""
-_SHORT_BLOCKS = 3
-"""Blocks of several steps are short, so that a machine whose speed changes within seconds hits both sides alike, and
-there are so many times as many of them."""
+_SETTLING = 4
+"""Steps after a switch that are not timed: they find the caches of the other side, and clew gets to know the loop
+again. A training has no such switches."""
+_FEWEST_ROUNDS = 8
 
 
 class Spent(NamedTuple):
-    """Seconds a block of steps took: on the clock, of all threads of this process, and of each step alone."""
+    """Seconds a block of steps took: on the clock, of the processor, and of each step alone."""
 
     wall: float
     cpu: float
     steps: list[float]
 
 
+Pair = tuple[Spent, Spent]
+"""A plain block and a recorded one."""
+
+
 @dataclass(frozen=True)
 class Cost:
-    """Ratios of the recorded to the plain step over the rounds: median and quartiles."""
+    """Ratios of the recorded to the plain step: of all rounds together, and median and quartiles of single rounds."""
 
     wall: float
     wall_quartiles: tuple[float, float]
     cpu: float
     cpu_quartiles: tuple[float, float]
-    cpu_mean: float
+    cpu_total: float
     cpu_error: float
-    """Mean and standard error of the processor's ratios: what a thinned recording does seldom is in no median."""
+    """All recorded steps to all plain ones, and the standard error: what is done seldom is in no median, and the mean
+    of ratios would be too high, as each divides by a number that scatters."""
     undisturbed: float
     """Ratio of the fastest quarter of single steps on each side: what is left of the cost on a busy machine."""
     plain_ms: float
@@ -55,8 +60,8 @@ class Cost:
     block: int
 
 
-def measure(name: str, mode: Mode, *, rounds: int) -> Cost:
-    """Alternate blocks of plain and recorded steps, changing which comes first, and compare them by round."""
+def measure(name: str, mode: Mode, *, seconds: float) -> Cost:
+    """Alternate blocks of plain and recorded steps, changing which comes first, for about so many seconds."""
     training = make(name)
     with tempfile.TemporaryDirectory() as folder:
         watch = clew.watch(
@@ -73,11 +78,10 @@ def measure(name: str, mode: Mode, *, rounds: int) -> Cost:
                 training.step()
             watch.pause()
             block = _choose_block(training, mode.block_seconds)
-            rounds *= _SHORT_BLOCKS if block > 1 else 1
-            pairs = [
-                _time_round(training, watch, block, plain_first=bool(index % 2)) for index in range(rounds)
-            ]
-    return _summarise(pairs, block)
+            others = time.process_time() - time.thread_time()
+            pairs = _time_rounds(training, watch, block, seconds)
+            others = time.process_time() - time.thread_time() - others
+    return _summarise(pairs if torch.get_num_threads() > 1 else _charge(pairs, block, others), block)
 
 
 def _choose_block(training: Training, seconds: float) -> int:
@@ -90,37 +94,59 @@ def _choose_block(training: Training, seconds: float) -> int:
     return max(1, min(_MOST_STEPS, round(seconds / min(spent))))
 
 
-def _time_round(
-    training: Training, watch: clew.Watch, block: int, *, plain_first: bool
-) -> tuple[Spent, Spent]:
+def _time_rounds(training: Training, watch: clew.Watch, block: int, seconds: float) -> list[Pair]:
+    pairs: list[Pair] = []
+    end = time.perf_counter() + seconds
+    while len(pairs) < _FEWEST_ROUNDS or time.perf_counter() < end:
+        pairs.append(_time_round(training, watch, block, plain_first=bool(len(pairs) % 2)))
+    return pairs
+
+
+def _time_round(training: Training, watch: clew.Watch, block: int, *, plain_first: bool) -> Pair:
     plain = _time_block(training, block) if plain_first else None
     watch.resume()
-    recorded = _time_block(training, block)
+    recorded = _time_block(training, block, watch)
     watch.pause()
     return plain or _time_block(training, block), recorded
 
 
-def _time_block(training: Training, block: int) -> Spent:
-    for _ in range(min(_SETTLING, block)):
+def _time_block(training: Training, block: int, watch: clew.Watch | None = None) -> Spent:
+    """Time steps; of recorded ones also the work that is put off, which is done at last when clew looks away."""
+    now = _choose_clock()
+    for _ in range(_SETTLING):
         training.step()
-    wall, marks = time.perf_counter(), [time.process_time()]
+    wall, marks = time.perf_counter(), [now()]
     for _ in range(block):
         training.step()
-        marks.append(time.process_time())
+        marks.append(now())
+    if watch is not None:
+        watch._recording.session.recorder.hand_over()
     steps = [after - before for before, after in itertools.pairwise(marks)]
-    return Spent(time.perf_counter() - wall, marks[-1] - marks[0], steps)
+    return Spent(time.perf_counter() - wall, now() - marks[0], steps)
 
 
-def _summarise(pairs: list[tuple[Spent, Spent]], block: int) -> Cost:
+def _choose_clock() -> Callable[[], float]:
+    """Return the clock of this thread if the training is all in it: what clew's threads do falls on either side."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.process_time
+
+
+def _charge(pairs: list[Pair], block: int, others: float) -> list[Pair]:
+    """Put what other threads have spent on the recorded steps, timed or not: a plain training has no other threads."""
+    each = others / (len(pairs) * (block + _SETTLING))
+    return [(plain, recorded._replace(cpu=recorded.cpu + block * each)) for plain, recorded in pairs]
+
+
+def _summarise(pairs: list[Pair], block: int) -> Cost:
     wall = sorted(recorded.wall / plain.wall for plain, recorded in pairs)
     cpu = sorted(recorded.cpu / plain.cpu for plain, recorded in pairs)
+    total, error = _compare(pairs)
     return Cost(
         wall=statistics.median(wall),
         wall_quartiles=_quartiles(wall),
         cpu=statistics.median(cpu),
         cpu_quartiles=_quartiles(cpu),
-        cpu_mean=statistics.mean(cpu),
-        cpu_error=statistics.stdev(cpu) / math.sqrt(len(cpu)) if len(cpu) > 1 else 0.0,
+        cpu_total=total,
+        cpu_error=error,
         undisturbed=_fast(recorded for _, recorded in pairs) / _fast(plain for plain, _ in pairs),
         plain_ms=1000 * statistics.median(plain.wall for plain, _ in pairs) / block,
         rounds=len(pairs),
@@ -128,10 +154,18 @@ def _summarise(pairs: list[tuple[Spent, Spent]], block: int) -> Cost:
     )
 
 
+def _compare(pairs: list[Pair]) -> tuple[float, float]:
+    """Return the ratio of all recorded to all plain time, and its standard error."""
+    plain = sum(each.cpu for each, _ in pairs)
+    ratio = sum(each.cpu for _, each in pairs) / plain
+    left = sum((recorded.cpu - ratio * before.cpu) ** 2 for before, recorded in pairs)
+    return ratio, math.sqrt(left * len(pairs) / (len(pairs) - 1)) / plain
+
+
 def _fast(blocks: Iterable[Spent]) -> float:
     return _quartiles(sorted(step for block in blocks for step in block.steps))[0]
 
 
 def _quartiles(values: list[float]) -> tuple[float, float]:
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    low, _, high = statistics.quantiles(values, n=4)
     return low, high

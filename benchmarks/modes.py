@@ -15,8 +15,9 @@ class Mode:
     settings: dict[str, Any]
     limits: dict[str, float]
     has_updates: bool = False
-    block_seconds: float = 0.6
-    """A thinned recording is timed over many steps at once: most of its steps cost nothing, a few all of it."""
+    block_seconds: float = 0.3
+    """Short, so that a machine whose speed changes within seconds hits both sides alike; longer of a thinned recording,
+    where most steps cost nothing and a few all of it."""
 
 
 MODES = (

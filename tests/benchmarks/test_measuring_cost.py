@@ -43,11 +43,37 @@ def short(monkeypatch):
 
 def test_cost_is_measured_in_turns(short):
     mode = dataclasses.replace(modes.MODES[0], block_seconds=0.01)
-    cost = interleave.measure("mlp", mode, rounds=3)
-    assert cost.rounds == (3 if cost.block == 1 else 9)
+    cost = interleave.measure("mlp", mode, seconds=0)
+    assert cost.rounds == interleave._FEWEST_ROUNDS
     assert cost.wall_quartiles[0] <= cost.wall <= cost.wall_quartiles[1]
     assert cost.cpu_quartiles[0] <= cost.cpu <= cost.cpu_quartiles[1]
     assert cost.plain_ms > 0
+
+
+def test_what_other_threads_spend_falls_on_the_recorded_steps():
+    plain, recorded = interleave.Spent(1.0, 1.0, [0.1] * 10), interleave.Spent(1.1, 1.1, [0.11] * 10)
+    charged = interleave._charge(
+        [(plain, recorded)] * 20, 10, others=20 * (10 + interleave._SETTLING) * 0.005
+    )
+    ratio, error = interleave._compare(charged)
+    assert ratio == pytest.approx(1.15)
+    assert error == pytest.approx(0, abs=1e-12)
+
+
+def test_the_error_of_the_ratio_is_what_many_measurements_scatter_by():
+    generator = torch.Generator().manual_seed(0)
+
+    def measure_once():
+        speeds = 1 + 0.1 * torch.rand(60, 2, generator=generator)
+        spent = [
+            [interleave.Spent(0.0, value, []) for value in pair]
+            for pair in (speeds * torch.tensor([1, 1.2])).tolist()
+        ]
+        return interleave._compare(spent)
+
+    ratios, errors = zip(*(measure_once() for _ in range(300)), strict=True)
+    assert sum(ratios) / 300 == pytest.approx(1.2, rel=1e-3)
+    assert sum(errors) / 300 == pytest.approx(torch.tensor(ratios).std().item(), rel=0.15)
 
 
 def test_every_mode_has_a_limit_for_every_training():
@@ -70,14 +96,24 @@ def test_peak_memory_is_that_of_the_process_alone():
 
 def test_result_file_and_exit_code(short, tmp_path, monkeypatch, capsys):
     result = tmp_path / "result.json"
-    options = ["--quick", "--rounds", "2", "--trainings", "mlp", "--modes", "basic", "--no-memory", "--write"]
+    options = [
+        "--quick",
+        "--seconds",
+        "1",
+        "--trainings",
+        "mlp",
+        "--modes",
+        "basic",
+        "--no-memory",
+        "--write",
+    ]
     monkeypatch.setattr(sys, "argv", ["benchmarks", *options, str(result)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("benchmarks", run_name="__main__")
     written = json.loads(result.read_text())
     (row,) = written["speed"]
     assert (row["training"], row["mode"]) == ("mlp", "basic")
-    assert row["rounds"] == (2 if row["block"] == 1 else 6)
+    assert row["rounds"] >= interleave._FEWEST_ROUNDS
     assert ended.value.code == (0 if row["holds"] else 1)
     said = capsys.readouterr()
     assert said.err == ""
