@@ -504,6 +504,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_steps.h"
 #include "_passes.h"
 #include "_pack.h"
+#include "_turn.h"
+#include "_checksum.h"
 #include "_records.h"
 
 static PyMethodDef methods[] = {
@@ -514,6 +516,9 @@ static PyMethodDef methods[] = {
     FAST("measure_memory", measure_memory, measure_memory_doc),
     FAST("merge", merge, merge_doc),
     FAST("pack_histograms", pack_histograms, pack_histograms_doc),
+    FAST("turn_rows", turn_rows, turn_rows_doc),
+    FAST("turn_over", turn_over, turn_over_doc),
+    FAST("crc32", crc32, crc32_doc),
     FAST("settle", settle, settle_doc),
     FAST("list_of_type", list_of_type, list_of_type_doc),
     FAST("find_bad", find_bad, find_bad_doc),
@@ -550,6 +555,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__kernel(void)
 {
     fill_tables();
+    fill_checksum_tables();
     for (int i = 0; i < VARIANTS; i++)
         if (is_runnable(&variants[i]))
             variant = &variants[i];

@@ -1,7 +1,7 @@
 """The order of rows in a part: by site, kind, ordinal and then step, from rows that arrived step by step.
 
-Most often every step has the same rows. Then a column is a rectangle, steps by rows, and a row group of the part is
-some of its columns turned on their side: little work, and only one row group is ever held in memory.
+Most often every step has the same rows. Then a column is a rectangle, steps by rows, and a piece of the part is some
+of its columns turned on their side: little work, and only one piece is ever held in memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from clew.stats.built import BUILT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,16 +22,16 @@ if TYPE_CHECKING:
 ROW_GROUP: Final = 32_768
 TURNED_ROWS: Final = 8 * ROW_GROUP
 MOST_CHUNKS: Final = 64
-"""With more pieces than these, joining them first is cheaper than collecting each row group from all of them."""
+"""With more pieces than these, joining them first is cheaper than collecting each piece from all of them."""
 
-Group = dict[str, pa.Array]
+Piece = dict[str, pa.Array]
 
 
 class Arrangement(Protocol):
     """How the rows of a tail are put in the order of a part."""
 
-    def row_groups(self, table: pa.Table) -> Iterator[Group]:
-        """Yield the row groups of the part, one after the other."""
+    def pieces(self, table: pa.Table) -> Iterator[Piece]:
+        """Yield the rows of the part, piece by piece."""
 
     def arrange(self, column: Any) -> Any:
         """Return one whole column in the order of the part."""
@@ -83,8 +85,8 @@ class Permutation:
         """Return one whole column in the order of the part."""
         return column[self.order]
 
-    def row_groups(self, table: pa.Table) -> Iterator[Group]:
-        """Yield the row groups of the part, one after the other."""
+    def pieces(self, table: pa.Table) -> Iterator[Piece]:
+        """Yield the rows of the part, piece by piece."""
         table = table.combine_chunks()
         for start in range(0, len(self.order), ROW_GROUP):
             chosen = pa.array(self.order[start : start + ROW_GROUP])
@@ -102,16 +104,14 @@ class Rectangle:
         """Return one whole column in the order of the part."""
         return column.reshape(self.steps, -1).T[self.order].ravel()
 
-    def row_groups(self, table: pa.Table) -> Iterator[Group]:
-        """Yield the row groups of the part; several are turned at once, since memory is read in lines, not numbers."""
+    def pieces(self, table: pa.Table) -> Iterator[Piece]:
+        """Yield the rows of the part; many are turned at once, since memory is read in lines, not numbers."""
         if table["step"].num_chunks > MOST_CHUNKS:
             table = table.combine_chunks()
         series = max(TURNED_ROWS // self.steps, 1)
         for start in range(0, len(self.order), series):
             chosen = self.order[start : start + series]
-            turned = {name: self._turn(table[name], chosen) for name in table.column_names}
-            for first in range(0, len(turned["step"]), ROW_GROUP):
-                yield {name: column.slice(first, ROW_GROUP) for name, column in turned.items()}
+            yield {name: self._turn(table[name], chosen) for name in table.column_names}
 
     def _turn(self, column: pa.ChunkedArray, chosen: Any) -> pa.Array:
         """Return some columns of the rectangle, one after the other."""
@@ -120,12 +120,27 @@ class Rectangle:
             places = chosen[:, None] + np.arange(self.steps) * rows
             return _one_array(column.take(pa.array(places.ravel())))
         turned = np.empty((len(chosen), self.steps), column.type.to_pandas_dtype())
-        first, wanted = 0, _as_slice(chosen)
-        for chunk in column.chunks:
-            piece = chunk.to_numpy().reshape(-1, rows)
-            turned[:, first : first + len(piece)] = piece[:, wanted].T
-            first += len(piece)
+        turn([chunk.to_numpy().reshape(-1, rows) for chunk in column.chunks], _as_slice(chosen), turned)
         return pa.array(turned.ravel())
+
+
+def turn(rectangles: list[Any], wanted: Any, turned: Any) -> None:
+    """Write the wanted columns of rectangles that lie one below the other as rows."""
+    if BUILT is None or not isinstance(wanted, slice):
+        turn_slowly(rectangles, wanted, turned)
+        return
+    width = turned.itemsize
+    places = np.array([(each.ctypes.data + wanted.start * width, len(each)) for each in rectangles], np.int64)
+    steps, rows = turned.shape[1], rectangles[0].shape[1]
+    BUILT.turn_over(width, places.ctypes.data, len(places), rows, len(turned), turned.ctypes.data, steps)
+
+
+def turn_slowly(rectangles: list[Any], wanted: Any, turned: Any) -> None:
+    """Do the same where there is no kernel, and as its twin."""
+    first = 0
+    for each in rectangles:
+        turned[:, first : first + len(each)] = each[:, wanted].T
+        first += len(each)
 
 
 def _as_slice(chosen: Any) -> Any:

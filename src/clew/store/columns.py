@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clew.model.record import StepRecord, Stretch
-from clew.model.schema import COUNT_STATS, HIST_BINS, STAT_INDEX, STAT_NAMES
+from clew.model.schema import HIST_BINS
 from clew.store import histogram
-from clew.store.tables import STORED_STATS, Columns
+from clew.store.narrow import turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from clew.store.tables import Columns
+
 
 _HASH_MASK = (1 << 64) - 1
-_LARGEST = float(np.finfo(np.float32).max)
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def record_bytes(record: StepRecord | Stretch) -> int:
@@ -52,7 +52,7 @@ def _stats_columns(records: Sequence[StepRecord]) -> Columns:
         "kind": _joined([record.kinds for record in records], np.int8),
         "ordinal": _joined([record.ordinals for record in records], np.int16),
         "mode": _joined([record.modes for record in records], np.int8),
-        **_statistics(records, rows),
+        **turn([record.values for record in records]),
         "hash": _hashes(records),
         "hist": _histograms(records),
     }
@@ -60,48 +60,6 @@ def _stats_columns(records: Sequence[StepRecord]) -> Columns:
 
 def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
     return np.concatenate(arrays).astype(dtype, copy=False)
-
-
-def _statistics(records: Sequence[StepRecord], rows: int) -> Columns:
-    """Return a contiguous column for each stored statistic.
-
-    One record at a time is turned on its side, while it is still in the processor's cache.
-    """
-    sideways = np.empty((len(STAT_NAMES), rows))
-    start = 0
-    for record in records:
-        end = start + len(record)
-        sideways[:, start:end] = record.values.T
-        start = end
-    columns: Columns = {}
-    for name in STORED_STATS:
-        values = sideways[STAT_INDEX[name]]
-        columns[name] = _counts(values) if name in COUNT_STATS else narrow(values)
-    return columns
-
-
-def _counts(values: NDArray[np.float64]) -> NDArray[Any] | None:
-    """Return counts as integers, of 32 bits if they fit, and nothing where all of them are zero."""
-    largest = values.max()
-    if largest == 0:
-        return None
-    return values.astype(np.uint32 if largest < 1 << 32 else np.int64)
-
-
-def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return float32 of the same kind: what is finite stays finite, and what is not zero stays not zero."""
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        small = values.astype(np.float32)
-    suspects = np.flatnonzero((small == 0) | np.isinf(small))
-    exact = values[suspects]
-    fixed = np.where(np.isfinite(exact) & (exact != 0), np.copysign(_limits(exact), exact), exact)
-    small[suspects] = fixed
-    return small
-
-
-def _limits(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the largest float32 for large magnitudes and the smallest one for small ones."""
-    return np.where(np.abs(values) > 1, _LARGEST, _SMALLEST)
 
 
 def _hashes(records: Sequence[StepRecord]) -> NDArray[np.uint64] | None:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clew.store.arrange import ROW_GROUP, find_arrangement
+from clew.store.arrange import ROW_GROUP, TURNED_ROWS, find_arrangement
 from clew.store.rows import Rows
 from clew.store.tables import distinct, needed, select
 from clew.store.tail import decode_tail
@@ -62,7 +62,7 @@ def _read_whole(spec: TableSpec, source: Any, tail: Path) -> pa.Table:
 
 
 def _write_part(spec: TableSpec, table: pa.Table, file: Any) -> None:
-    """Write one row group after the other, so that only one is ever held in the wide form of the part."""
+    """Write one piece after the other, so that only one is ever held in the wide form of the part."""
     arrangement = find_arrangement(spec, table)
     schema = spec.schema.with_metadata({**spec.schema.metadata, **_describe(table, arrangement)})
     with pq.ParquetWriter(
@@ -75,9 +75,11 @@ def _write_part(spec: TableSpec, table: pa.Table, file: Any) -> None:
         write_page_checksum=True,
         write_batch_size=ROW_GROUP,
     ) as writer:
-        for group in arrangement.row_groups(table):
-            arrays = [_widen(group.get(field.name), field, len(group["step"])) for field in schema]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        none = pa.array(np.zeros(min(len(table), TURNED_ROWS), np.int64))
+        for piece in arrangement.pieces(table):
+            zeros = none[: len(piece["step"])]
+            arrays = [_widen(piece.get(field.name), field, zeros) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), ROW_GROUP)
 
 
 def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
@@ -92,11 +94,11 @@ def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
             writer.close()
 
 
-def _widen(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
+def _widen(column: pa.Array | None, field: pa.Field, zeros: pa.Array) -> pa.Array:
     """Return a column in the type of the part, zeros or nulls where the tail left it out."""
     if column is not None:
         return column.cast(field.type)
-    return pa.nulls(rows, field.type) if field.nullable else pa.array(np.zeros(rows, np.int64))
+    return pa.nulls(len(zeros), field.type) if field.nullable else zeros
 
 
 def _describe(table: pa.Table, arrangement: Arrangement) -> dict[bytes, bytes]:

@@ -6,13 +6,13 @@ What is written is never changed; a batch that a kill has cut off is recognised 
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from clew.store.checksum import crc32
 from clew.store.tables import ReadError, distinct, select, to_array
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _message(batch: pa.RecordBatch) -> memoryview:
     writer.close()
     message = memoryview(space).cast("B")[header:end]
     place = _find(message, _UNSIGNED)
-    message[place : place + 10] = b"%010d" % zlib.crc32(message)
+    message[place : place + 10] = b"%010d" % crc32(message)
     return message
 
 
@@ -89,7 +89,7 @@ def _is_sound(message: memoryview, note: Mapping[bytes, bytes] | None) -> bool:
     place = _find(message, signed)
     if len(signed) != 10 or place < 0:
         return False
-    crc = zlib.crc32(message[place + 10 :], zlib.crc32(_UNSIGNED, zlib.crc32(message[:place])))
+    crc = crc32(message[place + 10 :], crc32(_UNSIGNED, crc32(message[:place])))
     return signed == b"%010d" % crc
 
 
