@@ -24,8 +24,9 @@ _WARM_UP = {"mlp": 1300, "loader": 1300, "cnn": 24, "gpt": 22}
 """Steps before the timing. The doctor looks closer at the first hundreds, which shows on steps of a millisecond."""
 _MOST_STEPS = 2000
 _SETTLING = 4
-"""Steps after a switch that are not timed: they find the caches of the other side, and clew gets to know the loop
-again. A training has no such switches."""
+_SETTLING_SECONDS = 0.03
+"""Steps after a switch that are not timed, fewer where one alone takes as long as this: they find the caches of the
+other side, and clew gets to know the loop again. A training has no such switches."""
 _FEWEST_ROUNDS = 8
 
 
@@ -35,6 +36,13 @@ class Spent(NamedTuple):
     wall: float
     cpu: float
     steps: list[float]
+
+
+class Plan(NamedTuple):
+    """Steps of a block that are timed, and those before them that are not."""
+
+    block: int
+    settling: int
 
 
 Pair = tuple[Spent, Spent]
@@ -77,46 +85,49 @@ def measure(name: str, mode: Mode, *, seconds: float) -> Cost:
             for _ in range(_WARM_UP[name]):
                 training.step()
             watch.pause()
-            block = _choose_block(training, mode.block_seconds)
+            plan = _make_plan(training, mode.block_seconds)
             others = time.process_time() - time.thread_time()
-            pairs = _time_rounds(training, watch, block, seconds)
+            pairs = _time_rounds(training, watch, plan, seconds)
             others = time.process_time() - time.thread_time() - others
-    return _summarise(pairs if torch.get_num_threads() > 1 else _charge(pairs, block, others), block)
+    if torch.get_num_threads() == 1:
+        pairs = _charge(pairs, plan, others)
+    return _summarise(pairs, plan.block)
 
 
-def _choose_block(training: Training, seconds: float) -> int:
+def _make_plan(training: Training, seconds: float) -> Plan:
     training.step()
     spent = []
     for _ in range(3):
         start = time.process_time()
         training.step()
         spent.append(time.process_time() - start)
-    return max(1, min(_MOST_STEPS, round(seconds / min(spent))))
+    block = max(1, min(_MOST_STEPS, round(seconds / min(spent))))
+    return Plan(block, max(1, min(_SETTLING, math.ceil(_SETTLING_SECONDS / min(spent)))))
 
 
-def _time_rounds(training: Training, watch: clew.Watch, block: int, seconds: float) -> list[Pair]:
+def _time_rounds(training: Training, watch: clew.Watch, plan: Plan, seconds: float) -> list[Pair]:
     pairs: list[Pair] = []
     end = time.perf_counter() + seconds
     while len(pairs) < _FEWEST_ROUNDS or time.perf_counter() < end:
-        pairs.append(_time_round(training, watch, block, plain_first=bool(len(pairs) % 2)))
+        pairs.append(_time_round(training, watch, plan, plain_first=bool(len(pairs) % 2)))
     return pairs
 
 
-def _time_round(training: Training, watch: clew.Watch, block: int, *, plain_first: bool) -> Pair:
-    plain = _time_block(training, block) if plain_first else None
+def _time_round(training: Training, watch: clew.Watch, plan: Plan, *, plain_first: bool) -> Pair:
+    plain = _time_block(training, plan) if plain_first else None
     watch.resume()
-    recorded = _time_block(training, block, watch)
+    recorded = _time_block(training, plan, watch)
     watch.pause()
-    return plain or _time_block(training, block), recorded
+    return plain or _time_block(training, plan), recorded
 
 
-def _time_block(training: Training, block: int, watch: clew.Watch | None = None) -> Spent:
+def _time_block(training: Training, plan: Plan, watch: clew.Watch | None = None) -> Spent:
     """Time steps; of recorded ones also the work that is put off, which is done at last when clew looks away."""
     now = _choose_clock()
-    for _ in range(_SETTLING):
+    for _ in range(plan.settling):
         training.step()
     wall, marks = time.perf_counter(), [now()]
-    for _ in range(block):
+    for _ in range(plan.block):
         training.step()
         marks.append(now())
     if watch is not None:
@@ -130,10 +141,10 @@ def _choose_clock() -> Callable[[], float]:
     return time.thread_time if torch.get_num_threads() == 1 else time.process_time
 
 
-def _charge(pairs: list[Pair], block: int, others: float) -> list[Pair]:
+def _charge(pairs: list[Pair], plan: Plan, others: float) -> list[Pair]:
     """Put what other threads have spent on the recorded steps, timed or not: a plain training has no other threads."""
-    each = others / (len(pairs) * (block + _SETTLING))
-    return [(plain, recorded._replace(cpu=recorded.cpu + block * each)) for plain, recorded in pairs]
+    share = others / len(pairs) * plan.block / (plan.block + plan.settling)
+    return [(plain, recorded._replace(cpu=recorded.cpu + share)) for plain, recorded in pairs]
 
 
 def _summarise(pairs: list[Pair], block: int) -> Cost:
