@@ -109,7 +109,9 @@ def _time_rounds(training: Training, watch: clew.Watch, plan: Plan, seconds: flo
     pairs: list[Pair] = []
     end = time.perf_counter() + seconds
     while len(pairs) < _FEWEST_ROUNDS or time.perf_counter() < end:
-        pairs.append(_time_round(training, watch, plan, plain_first=bool(len(pairs) % 2)))
+        # Now and then a step more between: what clew does at every so many steps falls on timed ones and on others.
+        turn = plan._replace(settling=plan.settling + len(pairs) // 2 % 2)
+        pairs.append(_time_round(training, watch, turn, plain_first=bool(len(pairs) % 2)))
     return pairs
 
 
@@ -143,7 +145,7 @@ def _choose_clock() -> Callable[[], float]:
 
 def _charge(pairs: list[Pair], plan: Plan, others: float) -> list[Pair]:
     """Put what other threads have spent on the recorded steps, timed or not: a plain training has no other threads."""
-    share = others / len(pairs) * plan.block / (plan.block + plan.settling)
+    share = others / len(pairs) * plan.block / (plan.block + plan.settling + 0.5)
     return [(plain, recorded._replace(cpu=recorded.cpu + share)) for plain, recorded in pairs]
 
 

@@ -53,7 +53,7 @@ def test_cost_is_measured_in_turns(short):
 def test_what_other_threads_spend_falls_on_the_recorded_steps():
     plain, recorded = interleave.Spent(1.0, 1.0, [0.1] * 10), interleave.Spent(1.1, 1.1, [0.11] * 10)
     plan = interleave.Plan(block=10, settling=4)
-    charged = interleave._charge([(plain, recorded)] * 20, plan, others=20 * (10 + 4) * 0.005)
+    charged = interleave._charge([(plain, recorded)] * 20, plan, others=20 * (10 + 4.5) * 0.005)
     ratio, error = interleave._compare(charged)
     assert ratio == pytest.approx(1.15)
     assert error == pytest.approx(0, abs=1e-12)

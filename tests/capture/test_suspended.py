@@ -28,15 +28,15 @@ def make_nested():
 def searches(monkeypatch):
     """Count how often all memory is searched."""
     done = []
-    search = snapshot_names._search_generators
-    monkeypatch.setattr(snapshot_names, "_search_generators", lambda: done.append(1) or search())
+    search = snapshot_names._search
+    monkeypatch.setattr(snapshot_names, "_search", lambda frames: done.append(1) or search(frames))
     return done
 
 
 def find(suspended):
     found = suspended.find(user_frames(sys._getframe(1)))
     own = [frame for frame in found if frame.f_code.co_filename == __file__]
-    return sorted((frame.f_code.co_name, next(iter(frame.f_locals.values()))) for frame in own)
+    return sorted([(frame.f_code.co_name, [*frame.f_locals.values()][-1]) for frame in own], key=str)
 
 
 def test_a_waiting_generator_is_found_and_followed_without_another_search(searches):
@@ -82,6 +82,47 @@ def test_one_of_a_function_inside_another_is_found():
     waiting = make_nested()
     next(waiting)
     assert find(suspended) == [("inner", 5)]
+
+
+class Source:
+    @staticmethod
+    def alone(start):
+        yield start
+        yield start + 1
+
+    class Inner:
+        @classmethod
+        def of_kind(cls):
+            place = 4
+            yield place
+            yield place + 1
+
+
+def test_ones_by_any_name_that_begin_after_the_first_search_are_found():
+    suspended = Suspended()
+    assert find(suspended) == []
+    alone = Source.alone(30)
+    next(alone)
+    assert find(suspended) == [("alone", 30)]
+    inner = Source.Inner.of_kind()
+    next(inner)
+    assert [name for name, _ in find(suspended)] == ["alone", "of_kind"]
+    expression = (number for number in [8, 9])
+    next(expression)
+    assert [name for name, _ in find(suspended)] == ["<genexpr>", "alone", "of_kind"]
+
+
+def test_one_that_is_used_up_but_kept_hides_no_other():
+    suspended = Suspended()
+    first, second = Source.alone(1), Source.alone(1)
+    next(first), next(second)
+    assert len(find(suspended)) == 2
+    used = [list(first), list(second)]
+    assert find(suspended) == []
+    other = Source.alone(3)
+    next(other)
+    assert find(suspended) == [("alone", 3)]
+    assert used == [[2], [2]]
 
 
 def test_a_running_generator_is_none_that_waits():

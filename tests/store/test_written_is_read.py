@@ -12,7 +12,7 @@ from clew.errors import UsageError
 from clew.model.record import Fault, RunInfo, Scalar, Site, StepRecord
 from clew.model.schema import FORMAT_VERSION, STAT_NAMES
 from clew.query import Run
-from clew.store import appender
+from clew.store import appender, arrange, part
 from clew.store.layout import claim_folder
 from clew.store.writer import Writer
 from clew.testing.runs import ROWS, make_record, make_run, make_sites
@@ -202,6 +202,23 @@ def test_sealing_keeps_every_row_whether_steps_are_alike_or_not(tmp_path, make):
     keys = pq.read_table(tmp_path / "run/rank0/stats/part-000000.parquet")
     columns = [keys[name].to_numpy() for name in ("seq", "step", "ordinal", "kind", "site")]
     assert np.array_equal(np.lexsort(columns), np.arange(len(keys)))
+
+
+def test_a_part_of_more_steps_than_are_turned_at_once_is_sealed(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrange, "TURNED_ROWS", 16)
+    monkeypatch.setattr(part, "ROW_GROUP", 8)
+    writer = Writer(tmp_path / "run", RunInfo("run"))
+    writer.add_sites([Site(0, "fc1", "module")])
+    values = np.random.default_rng(0).uniform(1, 2, (50, 1, len(STAT_NAMES))).astype(np.float32)
+    values[:, :, 1:4] = 0  # no NaN, no infinity: columns that a tail leaves out
+    for step in range(50):
+        writer.put(record_of(values[step].astype(np.float64), step))
+    writer.close("complete")
+    assert not writer.stopped
+    run = Run(tmp_path / "run")
+    assert np.array_equal(run.stats(columns=["l2"])["l2"], values[:, 0, STAT_NAMES.index("l2")])
+    (sealed,) = (tmp_path / "run").rglob("stats/part-*")
+    assert pq.ParquetFile(sealed).metadata.num_row_groups == 7
 
 
 def test_parts_are_parquet_that_any_tool_reads(tmp_path):

@@ -7,8 +7,6 @@
    Includes nothing: it is a part of _kernel.c. */
 
 #ifdef HAVE_X86
-#include <wmmintrin.h>
-
 #define POLYNOMIAL 0xEDB88320u
 #define HAS_POLYNOMIALS __attribute__((target("pclmul,sse4.1")))
 

@@ -32,7 +32,7 @@ static void turn_counts(const double *row, int rows, uint32_t *to, double *large
     for (int i = 0; i < rows; i++) {
         double count = row[i * STATS];
         most = count > most ? count : most;
-        to[i] = (uint32_t)(int64_t)count;
+        to[i] = count > 0.0 ? (uint32_t)(int64_t)count : 0; /* 0 of what a fault has left as NaN */
     }
     *largest = most;
 }

@@ -53,19 +53,23 @@ def turn_slowly(pieces: Sequence[Rows]) -> Columns:
 
 
 def _is_plain(rows: Rows) -> bool:
-    return rows.dtype == np.float64 and rows.flags.c_contiguous
+    return rows.dtype == np.float64 and rows.shape[1] == len(STAT_NAMES) and rows.flags.carray
 
 
 def _wide(pieces: Sequence[Rows], name: str) -> NDArray[np.int64]:
-    return np.concatenate([rows[:, STAT_INDEX[name]] for rows in pieces]).astype(np.int64)
+    values = np.concatenate([rows[:, STAT_INDEX[name]] for rows in pieces])
+    return np.where(values > 0, values, 0).astype(np.int64)
 
 
 def _count(values: NDArray[np.float64]) -> NDArray[Any] | None:
     """Return counts as integers, of 32 bits if they fit, and nothing where all of them are zero."""
-    largest = values.max(initial=0)
+    counts = np.where(
+        values > 0, values, 0
+    )  # a row that a fault has left without numbers has none of anything
+    largest = counts.max(initial=0)
     if largest == 0:
         return None
-    return values.astype(np.uint32 if largest <= _LARGEST_COUNT else np.int64)
+    return counts.astype(np.uint32 if largest <= _LARGEST_COUNT else np.int64)
 
 
 def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clew.store.arrange import ROW_GROUP, TURNED_ROWS, find_arrangement
+from clew.store.arrange import ROW_GROUP, find_arrangement
 from clew.store.rows import Rows
 from clew.store.tables import distinct, needed, select
 from clew.store.tail import decode_tail
@@ -75,9 +75,8 @@ def _write_part(spec: TableSpec, table: pa.Table, file: Any) -> None:
         write_page_checksum=True,
         write_batch_size=ROW_GROUP,
     ) as writer:
-        none = pa.array(np.zeros(min(len(table), TURNED_ROWS), np.int64))
         for piece in arrangement.pieces(table):
-            zeros = none[: len(piece["step"])]
+            zeros = pa.array(np.zeros(len(piece["step"]), np.int64))
             arrays = [_widen(piece.get(field.name), field, zeros) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), ROW_GROUP)
 

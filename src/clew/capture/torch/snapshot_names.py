@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -25,6 +26,9 @@ _TOOLS: Final = (sys.prefix + os.sep, sys.base_prefix + os.sep, "<")
 """Where files lie that nobody calls a library, such as the program that started this one."""
 _YIELDS: Final = 0x20
 _MOST_SUSPENDED: Final = 16
+_PARTS_OF_A_TYPE: Final = vars(type)["__dict__"]
+_NAME_OF_A_TYPE: Final = vars(type)["__qualname__"]
+"""Ways to read a class without asking its metaclass."""
 
 
 def user_frames(frame: FrameType | None) -> list[FrameType]:
@@ -41,32 +45,39 @@ class Suspended:
     """Finds the user's generators that wait for their next turn; a ``for`` keeps its own to itself.
 
     The whole memory has to be searched for them, so only where the program has functions that yield, and again only
-    when the code of one of them is referred to more or less often than before: each living generator does so.
+    when one that was found has ended or code that yields is referred to more or less often than before: each living
+    generator does so.
     """
 
     def __init__(self) -> None:
+        self._codes: list[CodeType] = []
         self._references: dict[int, int] = {}
         self._living: list[weakref.ref[Generator]] = []
 
     def find(self, frames: list[FrameType]) -> list[FrameType]:
         """Return their frames, given those that are running."""
-        yielding = _list_yielding(frames)
-        living = [each for each in (reference() for reference in self._living) if each is not None]
-        if len(living) < len(self._living) or _count_references(yielding, living) != self._references:
-            living = _search_generators() if yielding else []
+        named = _list_yielding(frames)
+        known = (reference() for reference in self._living)
+        living = [each for each in known if each is not None and each.gi_frame is not None]
+        if len(living) < len(self._living) or self._count_references(named) != self._references:
+            living, self._codes = _search(frames) if named else ([], [])
             self._living = [weakref.ref(each) for each in living]
-            self._references = _count_references(yielding, living)
+            self._references = self._count_references(named)
         waiting = [each.gi_frame for each in living if not each.gi_running]
         return [frame for frame in waiting if frame is not None][:_MOST_SUSPENDED]
 
-
-def _count_references(yielding: list[CodeType], living: list[Generator]) -> dict[int, int]:
-    """Return how often each piece of code is referred to, by its identity."""
-    return {id(code): sys.getrefcount(code) for code in [*yielding, *(each.gi_code for each in living)]}
+    def _count_references(self, named: list[CodeType]) -> dict[int, int]:
+        return {id(code): sys.getrefcount(code) for code in [*named, *self._codes]}
 
 
-def _search_generators() -> list[Generator]:
-    return [each for each in list_of_type(gc.get_objects(), GeneratorType) if _is_of_user(each.gi_code)]
+def _search(frames: list[FrameType]) -> tuple[list[Generator], list[CodeType]]:
+    """Return the living generators of the user, and all code of his that yields, by whatever name."""
+    things = gc.get_objects()
+    is_of_user = functools.lru_cache(maxsize=None)(_is_file_of_user)
+    living = [each for each in list_of_type(things, GeneratorType) if is_of_user(each.gi_code.co_filename)]
+    codes = [each.__code__ for each in list_of_type(things, FunctionType)]
+    codes = [code for code in codes if is_of_user(code.co_filename)] + [frame.f_code for frame in frames]
+    return [each for each in living if each.gi_frame is not None], _keep_yielding(codes)
 
 
 def list_of_type_slowly(things: list[Any], kind: type) -> list[Any]:
@@ -101,24 +112,43 @@ def _is_of_user(code: CodeType) -> bool:
 
 
 def _list_yielding(frames: list[FrameType]) -> list[CodeType]:
-    """Return the code of the functions that yield: in the modules of some frames and in what these have imported."""
+    """Return the code of the functions that yield: in the modules of some frames and in what these have imported.
+
+    Expressions that yield are soon used up as a rule: they alone are no reason to search.
+    """
     spaces = {id(frame.f_globals): frame.f_globals for frame in frames}
     # type(), not isinstance: a proxy may answer for its target, and loading that would be our doing.
     things = [thing for space in spaces.values() for thing in list(space.values())]
     imported = [vars(thing) for thing in things if type(thing) is ModuleType]
     spaces |= {id(space): space for space in imported if _is_file_of_user(space.get("__file__"))}
     things = [thing for space in spaces.values() for thing in list(space.values())]
-    kinds = [thing for thing in things if issubclass(type(thing), type)]
-    things += [part for kind in kinds for part in vars(kind).values()]
+    things += _list_parts(things)
+    things += [thing.__func__ for thing in things if type(thing) in (staticmethod, classmethod)]
     things += [vars(thing).get("__wrapped__") for thing in things if type(thing) is FunctionType]
-    functions = [thing.__code__ for thing in things if type(thing) is FunctionType]
-    found = {id(code): code for function in functions for code in _list_inner(function)}
-    return [code for code in found.values() if code.co_flags & _YIELDS and _is_of_user(code)]
+    codes = [thing.__code__ for thing in things if type(thing) is FunctionType]
+    yielding = _keep_yielding([code for code in codes if _is_of_user(code)])
+    return [code for code in yielding if code.co_name != "<genexpr>"]
+
+
+def _list_parts(things: list[Any]) -> list[Any]:
+    """Return what the classes among some things hold, and the classes among that."""
+    kinds = [thing for thing in things if issubclass(type(thing), type)]
+    parts = [part for kind in kinds for part in list(_PARTS_OF_A_TYPE.__get__(kind).values())]
+    # Within a class, only one that is written there: others would lead through all of torch.
+    prefixes = tuple(f"{_NAME_OF_A_TYPE.__get__(kind)}." for kind in kinds)
+    inner = [part for part in parts if type(part) is type and part.__qualname__.startswith(prefixes)]
+    return parts + (_list_parts(inner) if inner else [])
+
+
+def _keep_yielding(codes: list[CodeType]) -> list[CodeType]:
+    """Return the code that yields among some, and inside it."""
+    found = {id(inner): inner for code in codes for inner in _list_inner(code)}
+    return [code for code in found.values() if code.co_flags & _YIELDS]
 
 
 def _list_inner(code: CodeType) -> list[CodeType]:
-    """Return some code and that of the functions inside it, without generator expressions: these are soon used up."""
-    inner = [part for part in code.co_consts if type(part) is CodeType and part.co_name != "<genexpr>"]
+    """Return some code and that of the functions inside it."""
+    inner = [part for part in code.co_consts if type(part) is CodeType]
     return [code, *(deeper for part in inner for deeper in _list_inner(part))]
 
 
