@@ -365,7 +365,7 @@ def test_a_fault_inside_the_store_stops_recording_and_not_the_training(tmp_path)
     writer.put(make_record(2))
     writer.close("complete")
     assert len(said) == 1
-    assert said[0].startswith("clew failed to write the record (ValueError: ")
+    assert said[0].startswith("clew failed to write the record (IndexError: ")
     assert "\n" not in said[0]
     run = Run(tmp_path / "run")
     assert run.last_step == 0

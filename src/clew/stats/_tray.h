@@ -18,6 +18,9 @@ typedef struct {
     Clock *clock;
     Target target;
     int64_t capacity;
+    Task *tasks;
+    Piece *pieces;
+    Py_ssize_t room;
 } Tray;
 
 typedef struct {
@@ -65,6 +68,8 @@ static int clear_tray(PyObject *self)
 
 static void free_tray(PyObject *self)
 {
+    free(((Tray *)self)->tasks);
+    free(((Tray *)self)->pieces);
     release_object(self, clear_tray);
 }
 
@@ -217,24 +222,35 @@ static Target shift_target(const Target *target, Py_ssize_t rows)
                     target->hist ? target->hist + rows * BINS : NULL};
 }
 
+/* Have memory for as many tensors, clean. It is kept: a large piece anew at each step would have malloc tidy up. */
+static int make_room(Tray *tray, Py_ssize_t n)
+{
+    if (n > tray->room) {
+        free(tray->tasks);
+        free(tray->pieces);
+        tray->tasks = malloc((size_t)n * sizeof *tray->tasks);
+        tray->pieces = malloc((size_t)n * sizeof *tray->pieces);
+        tray->room = tray->tasks && tray->pieces ? n : 0;
+    }
+    if (tray->room)
+        memset(tray->tasks, 0, (size_t)n * sizeof *tray->tasks);
+    return n <= tray->room;
+}
+
 /* The keys are those of the step already; with an error they are taken out again. */
 static PyObject *put_down_many(Tray *tray, PyObject *all_keys, PyObject *tensors, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_Size(tensors), first = PyList_Size(all_keys) - n;
-    Task *tasks = calloc((size_t)n + 1, sizeof *tasks);
-    Piece *pieces = malloc(((size_t)n + 1) * sizeof *pieces);
-    PyObject *left = tasks && pieces ? read_keyed(tray, tensors, keys, n, tasks) : PyErr_NoMemory();
+    PyObject *left = make_room(tray, n) ? read_keyed(tray, tensors, keys, n, tray->tasks) : PyErr_NoMemory();
     if (left) {
         Target target = shift_target(&tray->target, first);
-        measure_tasks(tasks, n, pieces, &target, NULL);
+        measure_tasks(tray->tasks, n, tray->pieces, &target, NULL);
     } else {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         PyList_SetSlice(all_keys, first, first + n, NULL);
         PyErr_Restore(type, value, trace);
     }
-    free(tasks);
-    free(pieces);
     return left;
 }
 

@@ -35,6 +35,8 @@ _SHARE: Final = 0.005
 _SHARE_OF_BUDGET: Final = 1 / 6
 """Share of the time that snapshots may take, copying and writing together, and of a budget that is less than usual."""
 _SHORTEST: Final = 10
+_SHORTEST_SECONDS: Final = 4.0
+"""Steps between two snapshots at least, and seconds from the second one on: so many are soon executed again."""
 _WAITING: Final = 16
 _LONGEST_WAITING: Final = 256
 _PATIENCE: Final = 3
@@ -406,8 +408,10 @@ class SnapshotLens(Shelf):
         schedule = self.recorder.schedule
         # The step after a snapshot is recorded in full, which costs as well unless every step is.
         cost = self._cost + (schedule.cost if schedule.every != 1 else 0.0)
-        steps = max(cost / (self._share * step_seconds), self._size / (_BYTES_PER_SECOND * step_seconds))
-        return max(_SHORTEST, int(steps) + 1)
+        seconds = max(cost / self._share, self._size / _BYTES_PER_SECOND)
+        if self.taken > 1:
+            seconds = max(seconds, _SHORTEST_SECONDS)
+        return max(_SHORTEST, int(seconds / step_seconds) + 1)
 
     def _take(
         self,
