@@ -95,17 +95,7 @@ def test_peak_memory_is_that_of_the_process_alone():
 
 def test_result_file_and_exit_code(short, tmp_path, monkeypatch, capsys):
     result = tmp_path / "result.json"
-    options = [
-        "--quick",
-        "--seconds",
-        "1",
-        "--trainings",
-        "mlp",
-        "--modes",
-        "basic",
-        "--no-memory",
-        "--write",
-    ]
+    options = ["--quick", "--seconds=1", "--trainings=mlp", "--modes=basic", "--no-memory", "--write"]
     monkeypatch.setattr(sys, "argv", ["benchmarks", *options, str(result)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("benchmarks", run_name="__main__")

@@ -31,7 +31,7 @@ def turn(pieces: Sequence[Rows]) -> Columns:
     """Return a column for each stored statistic of some pieces of rows; None where all counts are zero."""
     if BUILT is None or not all(map(_is_plain, pieces)):
         return turn_slowly(pieces)
-    places = np.array([(rows.ctypes.data, len(rows)) for rows in pieces], np.int64).reshape(-1, 2)
+    places = np.array([(rows.ctypes.data, len(rows)) for rows in pieces], np.int64)
     total = int(places[:, 1].sum())
     counts, numbers = np.empty((len(_COUNTS), total), np.uint32), np.empty((len(_NUMBERS), total), np.float32)
     largest = np.zeros(len(_COUNTS))
@@ -39,7 +39,8 @@ def turn(pieces: Sequence[Rows]) -> Columns:
     BUILT.turn_rows(places.ctypes.data, len(places), _KINDS, *targets, total)
     columns: Columns = dict(zip(_NUMBERS, numbers, strict=True))
     for name, column, most in zip(_COUNTS, counts, largest.tolist(), strict=True):
-        columns[name] = _wide(pieces, name) if most > _LARGEST_COUNT else column if most else None
+        is_wide = most > _LARGEST_COUNT
+        columns[name] = _count(_join(pieces, name)) if is_wide else column if most else None
     return columns
 
 
@@ -47,25 +48,25 @@ def turn_slowly(pieces: Sequence[Rows]) -> Columns:
     """Do the same where there is no kernel, and as its twin."""
     columns: Columns = {}
     for name in STORED_STATS:
-        values = np.concatenate([rows[:, STAT_INDEX[name]] for rows in pieces])
+        values = _join(pieces, name)
         columns[name] = _count(values) if name in COUNT_STATS else narrow(values)
     return columns
 
 
 def _is_plain(rows: Rows) -> bool:
-    return rows.dtype == np.float64 and rows.shape[1] == len(STAT_NAMES) and rows.flags.carray
+    flags = rows.flags
+    is_whole = rows.dtype == np.float64 and rows.shape[1] == len(STAT_NAMES)
+    return is_whole and flags.c_contiguous and flags.aligned
 
 
-def _wide(pieces: Sequence[Rows], name: str) -> NDArray[np.int64]:
-    values = np.concatenate([rows[:, STAT_INDEX[name]] for rows in pieces])
-    return np.where(values > 0, values, 0).astype(np.int64)
+def _join(pieces: Sequence[Rows], name: str) -> NDArray[np.float64]:
+    return np.concatenate([rows[:, STAT_INDEX[name]] for rows in pieces])
 
 
 def _count(values: NDArray[np.float64]) -> NDArray[Any] | None:
     """Return counts as integers, of 32 bits if they fit, and nothing where all of them are zero."""
-    counts = np.where(
-        values > 0, values, 0
-    )  # a row that a fault has left without numbers has none of anything
+    # A row that a fault has left without numbers has none of anything.
+    counts = np.where(values > 0, values, 0)
     largest = counts.max(initial=0)
     if largest == 0:
         return None

@@ -73,7 +73,7 @@ class Suspended:
 def _search(frames: list[FrameType]) -> tuple[list[Generator], list[CodeType]]:
     """Return the living generators of the user, and all code of his that yields, by whatever name."""
     things = gc.get_objects()
-    is_of_user = functools.lru_cache(maxsize=None)(_is_file_of_user)
+    is_of_user = functools.cache(_is_file_of_user)
     living = [each for each in list_of_type(things, GeneratorType) if is_of_user(each.gi_code.co_filename)]
     codes = [each.__code__ for each in list_of_type(things, FunctionType)]
     codes = [code for code in codes if is_of_user(code.co_filename)] + [frame.f_code for frame in frames]
