@@ -93,7 +93,7 @@ SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e-45, -1e-40, 1e-38, 3e38,
 def numbers(draw, dtype):
     """Draw a flat array of up to a few blocks: some scale, some offset, some special values, in one dtype."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
-    size = draw(st.sampled_from([0, 1, 2, 15, 16, 17, 60, 1000, 1024, 1030, 2048, 4096, 4097, 9000]))
+    size = draw(st.sampled_from([0, 1, 2, 15, 16, 17, 60, 1000, 1024, 1030, 2048, 4096, 4097, 9000, 13_000]))
     if dtype in INTEGERS:
         limit = 2 if dtype is torch.bool else draw(st.sampled_from([2, 100, 2**31 - 1]))
         return torch.from_numpy(generator.integers(-limit, limit, size)).to(dtype)

@@ -100,6 +100,16 @@ def test_one_bad_element_anywhere_is_counted_and_left_out(at, bad):
     check(x)
 
 
+@pytest.mark.parametrize("block", range(5))
+def test_one_strange_block_among_others_is_told_apart(block):
+    torch.manual_seed(0)
+    for value in (float("nan"), 1e-30, 1e30, 1e5, 0.0):
+        x = torch.randn(5 * 1024 + 100)
+        x[block * 1024 : (block + 1) * 1024] = value
+        check(x)
+        check(x * 1e-22)
+
+
 def test_large_tensors_cross_every_boundary():
     torch.manual_seed(0)
     for size in (32 * 1024, 32 * 1024 + 1, 300_007):

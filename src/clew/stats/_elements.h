@@ -22,7 +22,7 @@ typedef struct {
 /* Sums about one shift, kept open over as many blocks as the shift serves. */
 typedef struct {
     float shift;
-    int distrust; /* how many blocks go to float64 directly, because one before them had to */
+    int distrust; /* how many stretches go to float64 directly, because one before them had to */
     int64_t n;
     double sum, squares;
 } Segment;
@@ -34,17 +34,19 @@ typedef struct {
     uint32_t count[HIST_TABLES][BINS + 4];
 } HistTables;
 
-/* Where the next block of a tensor begins and, if it has them, of its previous values. */
+/* What is to be fetched while a block is summed, a block later in the tensor and, if it has them, in its previous values;
+   for the elements up to `reach`. */
 typedef struct {
     const char *first, *second;
+    int reach;
 } Ahead;
 
 typedef struct {
     Piece *piece;
     Segment segment;
     Ahead ahead;
-    HashSums hash;
-    int hashes, is_hashed; /* whether the sums of a block may give those of its hash as well, and did */
+    HashSums hash[STRETCH / BLOCK];
+    int hashes, is_hashed; /* whether the sums of blocks may give those of their hashes as well, and did */
     HistTables tables;
 } State;
 
@@ -135,13 +137,15 @@ static void start_state(State *state, Piece *p, const Task *task)
         memset(&state->tables, 0, sizeof state->tables);
 }
 
-/* `raw` is the present block: where nothing comes after it that lies in memory as it is, that is looked at again. */
-static void look_ahead(State *state, const Task *task, int64_t next, const char *raw)
+/* Of n elements from `start` on that lie in memory as they are: what comes a block later, and of an update, of which
+   these have been read already, what comes after all of them. */
+static void look_ahead(State *state, const Task *task, int64_t start, int n)
 {
-    int64_t at = next * type_width[task->type];
-    int is_there = next < task->count && !task->layout;
-    state->ahead.first = is_there ? task->data + at : raw;
-    state->ahead.second = is_there && task->old ? task->old + at : state->ahead.first;
+    int64_t next = start + (task->old ? n : BLOCK), left = task->count - next;
+    int is_there = left > 0 && !task->layout && task->type == F32;
+    state->ahead.first = is_there ? task->data + next * 4 : NULL;
+    state->ahead.second = is_there && task->old ? task->old + next * 4 : state->ahead.first;
+    state->ahead.reach = !is_there ? 0 : left < STRETCH ? (int)left : STRETCH;
 }
 
 static void finish_state(State *state, int want)

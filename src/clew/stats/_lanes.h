@@ -1,10 +1,10 @@
 /* The loops over elements, once per instruction set: the includer defines LANES and F(name).
 
-   A tensor is read in blocks that stay in the first-level cache. Of a block of floats, sums of x - shift are speculated
-   in float32, without asking whether a number is finite: a NaN or an infinity, an overflow, an underflow or too much
-   cancellation shows in the sums themselves, and only then the block is done again, about its own mean or in float64.
-   Sixteen float32 sums run side by side whatever the width of a vector, and nothing is fused, so every
-   instruction set gives the same bits. */
+   A tensor is read in stretches of some blocks that stay in the first-level cache. Of a stretch of floats, sums of
+   x - shift are speculated, in float32 over a block and in float64 over blocks, without asking whether a number is finite: a
+   NaN or an infinity, an overflow, an underflow or too much cancellation shows in the sums themselves, and only then the
+   stretch is done again, about its own mean or in float64. Sixteen float32 sums run side by side whatever the width of a
+   vector, and nothing is fused, so every instruction set gives the same bits. */
 
 #include "_vectors.h"
 
@@ -12,176 +12,119 @@
 #define WIDE_LANES ((LANES + 1) / 2)
 #define WIDE_PARTS (8 / WIDE_LANES)
 
-/* Sum 16 lanes pairwise in double; a fixed order. */
-static double F(add_lanes)(const float *lane)
-{
-    double sum[8];
-    for (int i = 0; i < 8; i++)
-        sum[i] = (double)lane[i] + (double)lane[i + 8];
-    for (int i = 0; i < 4; i++)
-        sum[i] += sum[i + 4];
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
-}
-
-#if LANES == 16
-/* The same sum in the same order, without a way through memory. */
-static double F(add_parts)(const __m512 *part)
-{
-    __m512d eight = _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(part[0])),
-                                  _mm512_cvtps_pd(_mm512_extractf32x8_ps(part[0], 1)));
-    __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
-    __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
-}
-
-#define vf_least(v) _mm512_reduce_min_ps(v)
-#define vf_greatest(v) _mm512_reduce_max_ps(v)
-#define vi_sum(v) (v)
-#elif LANES == 8
-static double F(add_parts)(const __m256 *part)
-{
-    __m256d low = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(part[0])),
-                                _mm256_cvtps_pd(_mm256_castps256_ps128(part[1])));
-    __m256d high = _mm256_add_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(part[0], 1)),
-                                 _mm256_cvtps_pd(_mm256_extractf128_ps(part[1], 1)));
-    __m256d four = _mm256_add_pd(low, high);
-    __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
-}
-
-static float F(find_least)(__m256 v)
-{
-    __m128 four = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    __m128 two = _mm_min_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)));
-}
-
-static float F(find_greatest)(__m256 v)
-{
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
-
-static int32_t F(add_counts)(__m256i v)
-{
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
-}
-
-static uint64_t F(sum_words)(__m256i v)
-{
-    __m128i two = _mm_add_epi64(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two)));
-}
-
-#define vf_least(v) F(find_least)(v)
-#define vf_greatest(v) F(find_greatest)(v)
-#define vi_sum(v) F(add_counts)(v)
-#endif
-
-/* Sums of n floats and, of a whole block whose hash is asked for, the sums of that; `hash` is known when compiling. What
-   comes after the block is fetched meanwhile: the processor by itself does not look beyond a page. */
-static INLINED void F(sum_lines)(const float *x, int n, float shift, const Ahead *ahead, Sums *out, HashSums *hash)
-{
-    float sum[16], squares[16], abs_sum[16], low[LANES], high[LANES];
-    int32_t zero[LANES], positive[LANES];
-    VF s1[PARTS], s2[PARTS], sa[PARTS], k = vf_all(shift), lo = vf_all(x[0]), hi = lo;
-    VI z = vi_zero(), pos = vi_zero();
-#ifdef VU
-    VU products = vu_zero(), plain = vu_zero();
-#endif
-    const char *first = ahead->first, *second = ahead->second;
-    int whole = n & ~15;
-    for (int u = 0; u < PARTS; u++)
-        s1[u] = s2[u] = sa[u] = vf_all(0.0f);
-    for (int i = 0; i < whole; i += 16) {
-        FETCH(first + i * 4);
-        FETCH(second + i * 4);
-        for (int u = 0; u < PARTS; u++) {
-            VF v = vf_load(x + i + u * LANES), d = vf_sub(v, k);
-            s1[u] = vf_add(s1[u], d);
-            s2[u] = vf_add(s2[u], vf_mul(d, d));
-            sa[u] = vf_add(sa[u], vf_abs(v));
-            lo = vf_min(lo, v);
-            hi = vf_max(hi, v);
-            vi_count(z, pos, v);
-#ifdef VU
-            if (hash) {
-                VU w = vu_bits(v), t = vu_add32(w, vu_load(hash_keys + i + u * LANES));
-                products = vu_add64(products, vu_multiply(t));
-                plain = vu_add64(plain, w);
-                vu_stay(z, products, plain);
-            }
-#endif
-        }
-    }
-    vi_split(z, pos);
-#ifdef VU
-    if (hash)
-        *hash = (HashSums){vu_sum(products), vu_sum(plain)};
-#else
-    (void)hash;
-#endif
-#if LANES >= 8
-    if (whole == n) {
-        *out = (Sums){F(add_parts)(s1), F(add_parts)(s2), F(add_parts)(sa), vf_least(lo),
-                      vf_greatest(hi),  vi_sum(z),        vi_sum(pos)};
-        return;
-    }
-#endif
-    for (int u = 0; u < PARTS; u++) {
-        vf_store(sum + u * LANES, s1[u]);
-        vf_store(squares + u * LANES, s2[u]);
-        vf_store(abs_sum + u * LANES, sa[u]);
-    }
-    vf_store(low, lo);
-    vf_store(high, hi);
-    vi_store(zero, z);
-    vi_store(positive, pos);
-    for (int i = whole; i < n; i++) {
-        float v = x[i], d = v - shift;
-        sum[i - whole] += d;
-        squares[i - whole] += d * d;
-        abs_sum[i - whole] += fabsf(v);
-        low[0] = v < low[0] ? v : low[0];
-        high[0] = v > high[0] ? v : high[0];
-        zero[0] += v == 0.0f;
-        positive[0] += v > 0.0f;
-    }
-    for (int i = 1; i < LANES; i++) {
-        low[0] = low[i] < low[0] ? low[i] : low[0];
-        high[0] = high[i] > high[0] ? high[i] : high[0];
-        zero[0] += zero[i];
-        positive[0] += positive[i];
-    }
-    out->sum = F(add_lanes)(sum);
-    out->squares = F(add_lanes)(squares);
-    out->abs_sum = F(add_lanes)(abs_sum);
-    out->min = low[0];
-    out->max = high[0];
-    out->zero = zero[0];
-    out->positive = positive[0];
-}
-
-/* Apart from their callers, so that their loops have all registers to themselves. */
-static APART void F(sum_floats)(const float *x, int n, float shift, const Ahead *ahead, Sums *out)
-{
-    F(sum_lines)(x, n, shift, ahead, out, NULL);
-}
-
-#ifdef VU
-static APART void F(sum_and_hash)(const float *x, float shift, const Ahead *ahead, Sums *out, HashSums *hash)
-{
-    F(sum_lines)(x, BLOCK, shift, ahead, out, hash);
-}
-#endif
-
 static double F(add_double_lanes)(const double *lane)
 {
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
+
+/* Add the 16 float32 sums of a block to eight in double, in a fixed order. */
+static INLINED void F(fold)(const VF *part, double *to)
+{
+#if LANES == 16
+    __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(part[0]));
+    __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(part[0], 1));
+    _mm512_storeu_pd(to, _mm512_add_pd(_mm512_loadu_pd(to), _mm512_add_pd(low, high)));
+#elif LANES == 8
+    __m256d low = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(part[0])),
+                                _mm256_cvtps_pd(_mm256_castps256_ps128(part[1])));
+    __m256d high = _mm256_add_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(part[0], 1)),
+                                 _mm256_cvtps_pd(_mm256_extractf128_ps(part[1], 1)));
+    _mm256_storeu_pd(to, _mm256_add_pd(_mm256_loadu_pd(to), low));
+    _mm256_storeu_pd(to + 4, _mm256_add_pd(_mm256_loadu_pd(to + 4), high));
+#else
+    float lane[16];
+    for (int u = 0; u < PARTS; u++)
+        vf_store(lane + u * LANES, part[u]);
+    for (int i = 0; i < 8; i++)
+        to[i] += (double)lane[i] + (double)lane[i + 8];
+#endif
+}
+
+/* Sums of n floats, block by block in float32 and over blocks in double, and of whole blocks whose hash is asked for the
+   sums of that; whether `hash` is asked for and numbers are `shifted` is known when compiling. What comes after a block is
+   fetched meanwhile: the processor by itself does not look beyond a page. */
+static INLINED void F(sum_lines)(const float *x, int n, int shifted, float shift, const Ahead *ahead, Sums *out,
+                                 HashSums *hash)
+{
+    double sum[8] = {0}, squares[8] = {0}, abs_sum[8] = {0};
+    VF k = vf_all(shift), lo = vf_all(x[0]), hi = lo;
+    VI z = vi_zero(), pos = vi_zero();
+    int whole = n & ~15;
+    for (int at = 0; at < whole; at += BLOCK) {
+        int end = whole - at < BLOCK ? whole : at + BLOCK;
+        const char *first = at < ahead->reach ? ahead->first : (const char *)x;
+        const char *second = at < ahead->reach ? ahead->second : (const char *)x;
+        VF s1[PARTS], s2[PARTS], sa[PARTS];
+#ifdef VU
+        VU products = vu_zero(), plain = vu_zero();
+#endif
+        for (int u = 0; u < PARTS; u++)
+            s1[u] = s2[u] = sa[u] = vf_all(0.0f);
+        for (int i = at; i < end; i += 16) {
+            FETCH(first + i * 4);
+            FETCH(second + i * 4);
+            for (int u = 0; u < PARTS; u++) {
+                VF v = vf_load(x + i + u * LANES), d = shifted ? vf_sub(v, k) : v;
+                s1[u] = vf_add(s1[u], d);
+                s2[u] = vf_add(s2[u], vf_mul(d, d));
+                sa[u] = vf_add(sa[u], vf_abs(v));
+                lo = vf_min(lo, v);
+                hi = vf_max(hi, v);
+                vi_count(z, pos, v);
+#ifdef VU
+                if (hash) {
+                    VU w = vu_bits(v), t = vu_add32(w, vu_load(hash_keys + i - at + u * LANES));
+                    products = vu_add64(products, vu_multiply(t));
+                    plain = vu_add64(plain, w);
+                    vu_stay(z, products, plain);
+                }
+#endif
+            }
+        }
+        F(fold)(s1, sum);
+        F(fold)(s2, squares);
+        F(fold)(sa, abs_sum);
+#ifdef VU
+        if (hash)
+            hash[at / BLOCK] = (HashSums){vu_sum(products), vu_sum(plain)};
+#else
+        (void)hash;
+#endif
+    }
+    vi_split(z, pos);
+    *out = (Sums){0.0, 0.0, 0.0, vf_least(lo), vf_greatest(hi), vi_sum(z), vi_sum(pos)};
+    for (int i = whole; i < n; i++) {
+        float v = x[i], d = v - shift;
+        sum[i & 7] += d;
+        squares[i & 7] += d * d;
+        abs_sum[i & 7] += fabsf(v);
+        out->min = v < out->min ? v : out->min;
+        out->max = v > out->max ? v : out->max;
+        out->zero += v == 0.0f;
+        out->positive += v > 0.0f;
+    }
+    out->sum = F(add_double_lanes)(sum);
+    out->squares = F(add_double_lanes)(squares);
+    out->abs_sum = F(add_double_lanes)(abs_sum);
+}
+
+/* Apart from their callers, so that their loops have all registers to themselves. */
+static APART void F(sum_floats)(const float *x, int n, const Ahead *ahead, Sums *out)
+{
+    F(sum_lines)(x, n, 0, 0.0f, ahead, out, NULL);
+}
+
+static APART void F(sum_shifted)(const float *x, int n, float shift, const Ahead *ahead, Sums *out)
+{
+    F(sum_lines)(x, n, 1, shift, ahead, out, NULL);
+}
+
+#ifdef VU
+static APART void F(sum_and_hash)(const float *x, int n, const Ahead *ahead, Sums *out, HashSums *hash)
+{
+    F(sum_lines)(x, n, 0, 0.0f, ahead, out, hash);
+}
+#endif
 
 /* Squared deviations from the mean of the finite numbers among n, and what the rounding of the mean left over. */
 static void F(add_spread)(const double *x, int n, int64_t finite, double mean, Piece *p)
@@ -271,19 +214,23 @@ static void F(add_doubles)(double *x, int n, Piece *p)
 
 static void F(sum_once)(const float *x, int n, State *state, Sums *s)
 {
+    float shift = state->segment.shift;
 #ifdef VU
-    if (state->hashes && !state->is_hashed && n == BLOCK) {
-        F(sum_and_hash)(x, state->segment.shift, &state->ahead, s, &state->hash);
+    if (state->hashes && !state->is_hashed && n % BLOCK == 0 && shift == 0.0f) {
+        F(sum_and_hash)(x, n, &state->ahead, s, state->hash);
         state->is_hashed = 1;
         return;
     }
 #endif
-    F(sum_floats)(x, n, state->segment.shift, &state->ahead, s);
+    if (shift == 0.0f)
+        F(sum_floats)(x, n, &state->ahead, s);
+    else
+        F(sum_shifted)(x, n, shift, &state->ahead, s);
 }
 
-static void F(add_floats)(const float *x, int n, State *state)
+/* Whether float32 was enough for these numbers. */
+static int F(add_quickly)(const float *x, int n, State *state)
 {
-    double wide[BLOCK + 8];
     Segment *segment = &state->segment;
     Sums s;
     for (int attempt = 0; attempt < 2 && !segment->distrust; attempt++) {
@@ -292,18 +239,30 @@ static void F(add_floats)(const float *x, int n, State *state)
             move_shift(segment, (float)s.min, state->piece); /* equal numbers: no spread, exactly */
             s.sum = s.squares = 0.0;
         } else if (!is_in_range(&s)) {
-            break;
+            return 0;
         } else if (!is_near_shift(&s, n)) {
             move_shift(segment, (float)(segment->shift + s.sum / n), state->piece);
             continue;
         }
         add_sums(segment, &s, n, state->piece);
-        return;
+        return 1;
     }
+    return 0;
+}
+
+static void F(add_floats)(const float *x, int n, State *state)
+{
+    double wide[BLOCK + 8];
+    Segment *segment = &state->segment;
+    if (F(add_quickly)(x, n, state))
+        return;
     segment->distrust = segment->distrust ? segment->distrust - 1 : DISTRUST;
-    for (int i = 0; i < n; i++)
-        wide[i] = x[i];
-    F(add_doubles)(wide, n, state->piece);
+    for (int at = 0; at < n; at += BLOCK) {
+        int some = n - at < BLOCK ? n - at : BLOCK;
+        for (int i = 0; i < some; i++)
+            wide[i] = x[at + i];
+        F(add_doubles)(wide, some, state->piece);
+    }
 }
 
 static void F(widen_halves)(const uint16_t *x, int n, float *to)
@@ -453,18 +412,11 @@ static void F(exchange)(const float *restrict now, float *restrict old, int n, f
     }
 }
 
-/* The difference to the previous values, in float32 or float64; the previous values become the present ones. */
-static const char *F(load_update)(const Task *task, int64_t start, int n, char *to)
+/* The difference of elements that are not float32 to the previous ones, in float32 or float64. */
+static void F(subtract)(const Task *task, const char *new, const char *old, int n, char *to)
 {
     float new_floats[BLOCK], old_floats[BLOCK];
-    double old_doubles[BLOCK / 2];
-    int64_t at = start * type_width[task->type];
-    const char *new = task->data + at;
-    char *old = task->old + at;
-    if (task->type == F32) {
-        F(exchange)((const float *)(const void *)new, (float *)(void *)old, n, (float *)(void *)to);
-        return to;
-    }
+    double old_doubles[BLOCK];
     if (task->measured == F32) {
         const float *a = F(as_floats)(new, task->type, n, new_floats);
         const float *b = F(as_floats)(old, task->type, n, old_floats);
@@ -478,66 +430,104 @@ static const char *F(load_update)(const Task *task, int64_t start, int n, char *
         for (int i = 0; i < n; i++)
             d[i] -= old_doubles[i];
     }
-    memcpy(old, new, (size_t)n * (size_t)type_width[task->type]);
-    return to;
 }
 
-/* Statistics and histogram of n elements at `raw`, which start at position `start` of the tensor. */
-static void F(add_elements)(const Task *task, const char *raw, int n, int64_t start, State *state)
+/* The difference to the previous values; these become the present ones. */
+static void F(load_update)(const Task *task, int64_t start, int n, char *to)
 {
-    float floats[BLOCK];
-    double doubles[BLOCK + 8];
-    if (is_float(task->measured)) {
-        const float *x = F(as_floats)(raw, task->measured, n, floats);
-        if (task->want & WANT_STATS)
-            F(add_floats)(x, n, state);
-        if (task->want & WANT_HIST)
-            F(count_floats)(x, n, start, task->count > HIST_FULL, &state->tables);
+    int width = type_width[task->type];
+    const char *new = task->data + start * width;
+    char *old = task->old + start * width;
+    if (task->type == F32) {
+        F(exchange)((const float *)(const void *)new, (float *)(void *)old, n, (float *)(void *)to);
         return;
     }
-    as_doubles(raw, task->measured, n, doubles);
-    if (task->want & WANT_STATS)
-        F(add_doubles)(doubles, n, state->piece);
-    if (task->want & WANT_HIST)
-        count_doubles(doubles, n, start, task->count > HIST_FULL, &state->tables);
+    for (int at = 0; at < n; at += BLOCK) {
+        int some = n - at < BLOCK ? n - at : BLOCK;
+        F(subtract)(task, new + at * width, old + at * width, some, to + at * type_width[task->measured]);
+    }
+    memcpy(old, new, (size_t)n * (size_t)width);
+}
+
+/* Statistics of n elements. */
+static void F(add_elements)(const Task *task, const char *raw, int n, State *state)
+{
+    float floats[STRETCH];
+    double doubles[BLOCK + 8];
+    int width = type_width[task->measured], most = is_float(task->measured) ? STRETCH : BLOCK;
+    for (int at = 0; at < n; at += most) {
+        int some = n - at < most ? n - at : most;
+        if (is_float(task->measured)) {
+            F(add_floats)(F(as_floats)(raw + at * width, task->measured, some, floats), some, state);
+        } else {
+            as_doubles(raw + at * width, task->measured, some, doubles);
+            F(add_doubles)(doubles, some, state->piece);
+        }
+    }
+}
+
+/* Histogram of n elements, which start at position `start` of the tensor. */
+static void F(count_elements)(const Task *task, const char *raw, int n, int64_t start, State *state)
+{
+    float floats[BLOCK];
+    double doubles[BLOCK];
+    int width = type_width[task->measured], sampled = task->count > HIST_FULL;
+    for (int at = 0; at < n; at += BLOCK) {
+        int some = n - at < BLOCK ? n - at : BLOCK;
+        if (is_float(task->measured)) {
+            const float *x = F(as_floats)(raw + at * width, task->measured, some, floats);
+            F(count_floats)(x, some, start + at, sampled, &state->tables);
+        } else {
+            as_doubles(raw + at * width, task->measured, some, doubles);
+            count_doubles(doubles, some, start + at, sampled, &state->tables);
+        }
+    }
+}
+
+/* Hash of n elements, which start at this block of the tensor. */
+static void F(hash_elements)(const Task *task, const char *raw, int n, int64_t block, int has_nan, State *state)
+{
+    uint64_t clean[HASH_BYTES / 8];
+    int width = type_width[task->measured], per_block = HASH_BYTES / width;
+    for (int at = 0; at < n; at += per_block, block++) {
+        int some = n - at < per_block ? n - at : per_block;
+        const char *from = raw + at * width;
+        if (state->is_hashed && !has_nan)
+            state->piece->hash += finish_block(state->hash[at / per_block], HASH_LINES, block);
+        else
+            state->piece->hash += F(hash_block)(has_nan ? unify_nans(from, task->measured, some, (char *)clean) : from,
+                                                some * width, block);
+    }
 }
 
 static void F(run_chunk)(const Task *task, int64_t chunk, Piece *p)
 {
-    uint64_t gathered[HASH_BYTES / 8], clean[HASH_BYTES / 8];
+    uint64_t gathered[STRETCH_BYTES / 8];
     int width = type_width[task->measured], per_block = HASH_BYTES / width;
-    int64_t first = chunk * CHUNK_BLOCKS;
+    int most = task->old ? per_block : STRETCH_BYTES / width; /* an update is three times as much memory */
+    int64_t first = chunk * CHUNK_BLOCKS * per_block, end = first + CHUNK_BLOCKS * per_block;
     State state;
     start_state(&state, p, task);
-    for (int64_t block = first; block < first + CHUNK_BLOCKS && block * per_block < task->count; block++) {
-        int64_t start = block * per_block, nan = p->nan;
-        int n = task->count - start < per_block ? (int)(task->count - start) : per_block;
-        const char *raw = task->data + start * width;
+    for (int64_t start = first; start < end && start < task->count; start += most) {
+        int64_t nan = p->nan;
+        int n = task->count - start < most ? (int)(task->count - start) : most;
+        const char *raw = task->old || task->layout ? (const char *)gathered : task->data + start * width;
         state.is_hashed = 0;
         if (task->old)
-            raw = F(load_update)(task, start, n, (char *)gathered);
-        else if (task->layout) {
+            F(load_update)(task, start, n, (char *)gathered);
+        else if (task->layout)
             gather(task->layout, task->data, start, n, width, (char *)gathered);
-            raw = (const char *)gathered;
-        }
-        look_ahead(&state, task, start + n, raw);
-        if (task->want & (WANT_STATS | WANT_HIST))
-            for (int at = 0; at < n; at += BLOCK)
-                F(add_elements)(task, raw + at * width, n - at < BLOCK ? n - at : BLOCK, start + at, &state);
-        if (task->want & WANT_HASH) {
-            int has_nan = p->nan != nan || task->has_nan;
-            if (has_nan)
-                raw = unify_nans(raw, task->measured, n, (char *)clean);
-            p->hash += state.is_hashed && !has_nan ? finish_block(state.hash, HASH_LINES, block)
-                                                   : F(hash_block)(raw, n * width, block);
-        }
+        look_ahead(&state, task, start, n);
+        if (task->want & WANT_STATS)
+            F(add_elements)(task, raw, n, &state);
+        if (task->want & WANT_HIST)
+            F(count_elements)(task, raw, n, start, &state);
+        if (task->want & WANT_HASH)
+            F(hash_elements)(task, raw, n, start / per_block, p->nan != nan || task->has_nan, &state);
     }
     finish_state(&state, task->want);
 }
 
 #undef PARTS
-#undef vf_least
-#undef vf_greatest
-#undef vi_sum
 #undef WIDE_LANES
 #undef WIDE_PARTS

@@ -13,6 +13,8 @@ enum { STATS = 14, BINS = 128, NO_BIN = 128, MAGNITUDES = 64, LOW_EXPONENT = -32
 enum { HASH_BYTES = 4096, HASH_WORDS = 1024, LINE_BYTES = 64, HASH_LINES = HASH_BYTES / LINE_BYTES };
 enum { HIST_FULL = 4096, HIST_GROUP = 128, HIST_RUN = 16 };
 enum { BLOCK = 1024, CHUNK_BLOCKS = 32 };
+/* So many floats are summed before anything is asked of the sums, and lie in the first-level cache until then. */
+enum { STRETCH = 4 * BLOCK, STRETCH_BYTES = 4 * HASH_BYTES };
 
 /* Element types, in the order the Python side numbers them. */
 enum { F32, F64, F16, BF16, E4M3, E5M2, E4M3Z, E5M2Z, I8, I16, I32, I64, U8, U16, U32, U64, TYPES };

@@ -21,6 +21,9 @@
 #undef vi_count_positive
 #undef vi_count
 #undef vi_split
+#undef vf_least
+#undef vf_greatest
+#undef vi_sum
 #undef VD
 #undef VM
 #undef VL
@@ -52,7 +55,7 @@
 
 #if LANES == 16
 #define VF __m512
-#define VI int32_t /* masks are counted apart from the vectors, which have enough to do */
+#define VI __m512i
 #define VU __m512i
 #define vf_load(p) _mm512_loadu_ps(p)
 #define vf_store(p, v) _mm512_storeu_ps(p, v)
@@ -63,10 +66,15 @@
 #define vf_min(a, b) _mm512_min_ps(a, b)
 #define vf_max(a, b) _mm512_max_ps(a, b)
 #define vf_abs(a) _mm512_abs_ps(a)
-#define vi_zero() 0
-#define vi_store(p, v) (memset(p, 0, LANES * sizeof *(p)), *(p) = (v))
-#define vi_count_zero(c, x) ((c) + _mm_popcnt_u32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ)))
-#define vi_count_positive(c, x) ((c) + _mm_popcnt_u32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ)))
+#define vi_zero() _mm512_setzero_si512()
+/* Both counts share a register, one in the upper half of each number, until they are split: masks that went to other
+   registers to be counted there would take the turns of the sums. */
+#define vi_count(z, pos, x)                                                                                           \
+    z = _mm512_mask_add_epi32(z, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), z, _mm512_set1_epi32(1));    \
+    z = _mm512_mask_add_epi32(z, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ), z, _mm512_set1_epi32(1 << 16))
+#define vi_split(z, pos)                                         \
+    pos = _mm512_and_si512(z, _mm512_set1_epi32(0xFFFF));        \
+    z = _mm512_srli_epi32(z, 16)
 #define VD __m512d
 #define VL __m512i
 #define vd_load(p) _mm512_loadu_pd(p)
@@ -270,4 +278,74 @@
 #ifndef vi_count
 #define vi_count(z, pos, x) (z) = vi_count_zero(z, x), (pos) = vi_count_positive(pos, x)
 #define vi_split(z, pos)
+#endif
+
+/* One number of all lanes. */
+
+#if LANES == 16
+#define vf_least(v) _mm512_reduce_min_ps(v)
+#define vf_greatest(v) _mm512_reduce_max_ps(v)
+#define vi_sum(v) _mm512_reduce_add_epi32(v)
+#elif LANES == 8
+static float F(find_least)(__m256 v)
+{
+    __m128 four = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)));
+}
+
+static float F(find_greatest)(__m256 v)
+{
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+static int32_t F(add_counts)(__m256i v)
+{
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+static uint64_t F(sum_words)(__m256i v)
+{
+    __m128i two = _mm_add_epi64(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two)));
+}
+
+#define vf_least(v) F(find_least)(v)
+#define vf_greatest(v) F(find_greatest)(v)
+#define vi_sum(v) F(add_counts)(v)
+#else
+static float F(find_least)(VF v)
+{
+    float lane[LANES];
+    vf_store(lane, v);
+    for (int i = 1; i < LANES; i++)
+        lane[0] = lane[i] < lane[0] ? lane[i] : lane[0];
+    return lane[0];
+}
+
+static float F(find_greatest)(VF v)
+{
+    float lane[LANES];
+    vf_store(lane, v);
+    for (int i = 1; i < LANES; i++)
+        lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+    return lane[0];
+}
+
+static int32_t F(add_counts)(VI v)
+{
+    int32_t lane[LANES];
+    vi_store(lane, v);
+    for (int i = 1; i < LANES; i++)
+        lane[0] += lane[i];
+    return lane[0];
+}
+
+#define vf_least(v) F(find_least)(v)
+#define vf_greatest(v) F(find_greatest)(v)
+#define vi_sum(v) F(add_counts)(v)
 #endif
