@@ -96,3 +96,13 @@ def test_rectangles_are_turned_alike(heights, width, dtype, data):
     arrange.turn_slowly(rectangles, wanted, slow)
     assert np.array_equal(quick, slow)
     assert np.array_equal(slow, np.concatenate(rectangles)[:, wanted].T)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(any), st.integers(1, 50))
+def test_counts_become_wider_while_they_are_turned(heights, width):
+    generator = np.random.default_rng(sum(heights) * width)
+    rectangles = [generator.integers(0, 2**32, (height, width), np.uint32) for height in heights]
+    turned = np.zeros((width, sum(heights)), np.int64)
+    arrange.turn(rectangles, slice(0, width), turned)
+    assert np.array_equal(turned, np.concatenate(rectangles).T)

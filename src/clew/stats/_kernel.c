@@ -505,6 +505,7 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
 #include "_passes.h"
 #include "_pack.h"
 #include "_turn.h"
+#include "_over.h"
 #include "_checksum.h"
 #include "_records.h"
 

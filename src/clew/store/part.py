@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from clew.store.arrange import ROW_GROUP, find_arrangement
 from clew.store.rows import Rows
-from clew.store.tables import distinct, needed, select
+from clew.store.tables import needed, select
 from clew.store.tail import decode_tail
 
 if TYPE_CHECKING:
@@ -75,9 +75,13 @@ def _write_part(spec: TableSpec, table: pa.Table, file: Any) -> None:
         write_page_checksum=True,
         write_batch_size=ROW_GROUP,
     ) as writer:
+        missing = [field for field in schema if field.name not in table.column_names]
+        empty: dict[str, pa.Array] = {}
         for piece in arrangement.pieces(table):
-            zeros = pa.array(np.zeros(len(piece["step"]), np.int64))
-            arrays = [_widen(piece.get(field.name), field, zeros) for field in schema]
+            rows = len(piece["step"])
+            if any(len(empty.get(field.name, ())) < rows for field in missing):
+                empty = {field.name: _make_empty(field, rows) for field in missing}
+            arrays = [_widen(piece.get(field.name), field, empty, rows) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), ROW_GROUP)
 
 
@@ -93,21 +97,25 @@ def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
             writer.close()
 
 
-def _widen(column: pa.Array | None, field: pa.Field, zeros: pa.Array) -> pa.Array:
-    """Return a column in the type of the part, zeros or nulls where the tail left it out."""
-    if column is not None:
-        return column.cast(field.type)
-    return pa.nulls(len(zeros), field.type) if field.nullable else zeros
+def _make_empty(field: pa.Field, rows: int) -> pa.Array:
+    """Return zeros, or nulls, for a column that the tail left out."""
+    return pa.nulls(rows, field.type) if field.nullable else pa.array(np.zeros(rows, np.int64))
+
+
+def _widen(column: pa.Array | None, field: pa.Field, empty: Mapping[str, pa.Array], rows: int) -> pa.Array:
+    """Return a column in the type of the part."""
+    return empty[field.name].slice(0, rows) if column is None else column.cast(field.type)
 
 
 def _describe(table: pa.Table, arrangement: Arrangement) -> dict[bytes, bytes]:
     """Return the notes for the footer of a part."""
-    notes = {b"clew.steps": write_steps(distinct(table["step"].to_numpy())).encode()}
+    notes = {b"clew.steps": write_steps(arrangement.find_steps(table)).encode()}
     if "kind" in table.column_names:
-        site, kind = (arrangement.arrange(table[name].to_numpy()) for name in ("site", "kind"))
+        site, kind = (arrangement.arrange(table[name]) for name in ("site", "kind"))
         is_new = (site[1:] != site[:-1]) | (kind[1:] != kind[:-1])
         starts = np.concatenate(([0], np.flatnonzero(is_new) + 1))
-        index = np.stack([site[starts], kind[starts], np.diff(np.append(starts, len(site)))], axis=1)
+        lengths = np.diff(np.append(starts, len(site))) * arrangement.times
+        index = np.stack([site[starts], kind[starts], lengths], axis=1)
         notes[b"clew.series"] = base64.b64encode(index.astype("<i4").tobytes())
     return {**notes, b"clew.crc": _sign(notes)}
 
