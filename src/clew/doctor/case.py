@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MOST_BAD: Final = 256
 _BATCHES: Final = 1024
 _NOTES: Final = 2048
+_TIDIED_EVERY: Final = 256
+"""Steps after which long series are looked for: no step has so many numbers of one name that it would matter."""
 
 
 class BadRow(NamedTuple):
@@ -85,13 +87,17 @@ class Case:
         """Take the record of the next step."""
         self._cache.clear()
         self.steps += 1
-        self.step = record.step
+        self.step = step = record.step
         for name, value, ordinal in record.scalars:
             label = f"{name}[{ordinal}]" if ordinal else name
             series = self.scalars.get(label)
             if series is None:
                 series = self.scalars[label] = Series()
-            series.add(record.step, value)
+            series.add_step(step)
+            series.add_value(value)
+        if not self.steps % _TIDIED_EVERY:
+            for series in self.scalars.values():
+                series.shorten()
         for batch in record.batches:
             self.batches.add((record.step, batch))
         if len(record):

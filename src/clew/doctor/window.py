@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from clew.model.record import new_tuple
 from clew.model.schema import STAT_INDEX
 
 if TYPE_CHECKING:
@@ -68,24 +69,27 @@ class Series:
     def __init__(self) -> None:
         self._steps = array("q")
         self._values = array("d")
+        self.add_step, self.add_value = self._steps.append, self._values.append
+        """For who adds very many, one after the other, and shortens now and then: a call of ``add`` costs as much as all
+        it does."""
 
     def add(self, step: int, value: float) -> None:
         """Take the number of a step."""
-        self._steps.append(step)
-        self._values.append(value)
-        if len(self._steps) > _MOST_NUMBERS:
-            self._shorten()
+        self.add_step(step)
+        self.add_value(value)
+        self.shorten()
 
     def extend(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Take the numbers of several steps."""
         self._steps.frombytes(steps.tobytes())
         self._values.frombytes(values.tobytes())
-        self._shorten()
+        self.shorten()
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def _shorten(self) -> None:
+    def shorten(self) -> None:
+        """Let go of the middle where there are very many."""
         if len(self._steps) > _MOST_NUMBERS:
             for column in (self._steps, self._values):
                 del column[SERIES_LENGTH:-SERIES_LENGTH]
@@ -147,15 +151,8 @@ class Kept(NamedTuple):
     @classmethod
     def of(cls, record: StepRecord) -> Kept:
         """Keep the rows of a record; its histograms are let go."""
-        return cls(
-            record.step,
-            record.sites,
-            record.kinds,
-            record.ordinals,
-            record.modes,
-            record.values,
-            record.hashes,
-        )
+        rows = (record.sites, record.kinds, record.ordinals, record.modes, record.values, record.hashes)
+        return new_tuple(cls, (record.step, *rows))
 
 
 class Selector:

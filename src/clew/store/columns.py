@@ -33,7 +33,7 @@ def columns_of(items: Sequence[StepRecord | Stretch]) -> dict[str, Columns]:
     """Return the columns of each table for consecutive steps."""
     records = [item for item in items if isinstance(item, StepRecord)]
     return {
-        "stats": _stats_columns([record for record in records if len(record)]),
+        "stats": _stats_columns([record for record in records if len(record.sites)]),
         "scalars": _scalar_columns(items),
         "batches": _batch_columns(records),
     }
@@ -42,7 +42,7 @@ def columns_of(items: Sequence[StepRecord | Stretch]) -> dict[str, Columns]:
 def _stats_columns(records: Sequence[StepRecord]) -> Columns:
     if not records:
         return {"step": np.zeros(0, np.int64)}
-    lengths = np.array([len(record) for record in records])
+    lengths = np.array([len(record.sites) for record in records])
     rows = int(lengths.sum())
     starts = (np.cumsum(lengths) - lengths).astype(np.int32)
     return {

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _COUNTS: Final = tuple(name for name in STORED_STATS if name in COUNT_STATS)
 _NUMBERS: Final = tuple(name for name in STORED_STATS if name not in COUNT_STATS)
 _KINDS: Final = bytes(1 if name in _COUNTS else 2 if name in _NUMBERS else 0 for name in STAT_NAMES)
+_FEW_ROWS: Final = 128
+"""Where pieces have fewer rows than these, asking each for its place takes longer than copying it."""
 _LARGEST_COUNT: Final = (1 << 32) - 1
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _SMALLEST: Final = float(np.finfo(np.float32).smallest_subnormal)
@@ -29,6 +31,8 @@ _SMALLEST: Final = float(np.finfo(np.float32).smallest_subnormal)
 
 def turn(pieces: Sequence[Rows]) -> Columns:
     """Return a column for each stored statistic of some pieces of rows; None where all counts are zero."""
+    if len(pieces) > 1 and sum(map(len, pieces)) < _FEW_ROWS * len(pieces):
+        pieces = [np.concatenate(pieces)]
     if BUILT is None or not all(map(_is_plain, pieces)):
         return turn_slowly(pieces)
     places = np.array([(rows.ctypes.data, len(rows)) for rows in pieces], np.int64)

@@ -49,7 +49,7 @@ class Summary:
             self.full += is_step and is_full
             self.first_step = record.step if self.first_step < 0 else self.first_step
             self.last_step = record.step
-            self.rows += len(record) if with_rows else 0
+            self.rows += len(record.sites) if with_rows else 0
 
     def _add_stretch(self, stretch: Stretch) -> None:
         losses = {
