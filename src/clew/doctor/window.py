@@ -70,8 +70,7 @@ class Series:
         self._steps = array("q")
         self._values = array("d")
         self.add_step, self.add_value = self._steps.append, self._values.append
-        """For who adds very many, one after the other, and shortens now and then: a call of ``add`` costs as much as all
-        it does."""
+        """For who adds very many and shortens now and then: a call of ``add`` costs as much as all it does."""
 
     def add(self, step: int, value: float) -> None:
         """Take the number of a step."""
