@@ -20,7 +20,7 @@ _MOST_BAD: Final = 256
 _BATCHES: Final = 1024
 _NOTES: Final = 2048
 _TIDIED_EVERY: Final = 256
-"""Steps after which long series are looked for: no step has so many numbers of one name that it would matter."""
+"""Records after which long series are looked for: no step has so many numbers of one name that it would matter."""
 
 
 class BadRow(NamedTuple):
@@ -62,6 +62,7 @@ class Case:
         self._window = StepWindow()
         self._select = Selector().select
         self._layout: Any = None
+        self._added = 0
         self._cache: dict[Any, Any] = {}
         self.kept: dict[str, Any] = {}
         """What somebody wants to keep with the case from step to step."""
@@ -95,7 +96,8 @@ class Case:
                 series = self.scalars[label] = Series()
             series.add_step(step)
             series.add_value(value)
-        if not self.steps % _TIDIED_EVERY:
+        self._added += 1
+        if not self._added % _TIDIED_EVERY:
             for series in self.scalars.values():
                 series.shorten()
         for batch in record.batches:

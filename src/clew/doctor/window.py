@@ -70,13 +70,7 @@ class Series:
         self._steps = array("q")
         self._values = array("d")
         self.add_step, self.add_value = self._steps.append, self._values.append
-        """For who adds very many and shortens now and then: a call of ``add`` costs as much as all it does."""
-
-    def add(self, step: int, value: float) -> None:
-        """Take the number of a step."""
-        self.add_step(step)
-        self.add_value(value)
-        self.shorten()
+        """Take the number of a step, in two calls of C; whoever adds very many shortens now and then."""
 
     def extend(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Take the numbers of several steps."""

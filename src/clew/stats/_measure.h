@@ -35,7 +35,7 @@ typedef struct {
     uint32_t hist[BINS];
 } Piece;
 
-/* The same for one block of finite numbers: sums are of x - shift. */
+/* The same for one stretch of finite numbers: sums are of x - shift. */
 typedef struct {
     double sum, squares, abs_sum, min, max;
     int64_t zero, positive;

@@ -61,7 +61,7 @@ def find_arrangement(spec: TableSpec, table: pa.Table) -> Arrangement:
 
 def _find_rectangle(spec: TableSpec, table: pa.Table, names: list[str]) -> Rectangle | None:
     """Return the arrangement of a table with the same rows in each step; None when it is not so."""
-    first = table["step"].chunk(0).to_numpy()
+    first = next(chunk for chunk in table["step"].chunks if len(chunk)).to_numpy()
     rows = max(int(np.searchsorted(first, first[0], side="right")), 1)
     if any(len(chunk) % rows for chunk in table["step"].chunks):
         return None
