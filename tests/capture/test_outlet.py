@@ -1,5 +1,6 @@
-"""Steps that left nothing but numbers leave as one stretch, and say what their records would."""
+"""Steps that are alike leave as one stretch, and say what their records would."""
 
+import copy
 import random
 
 import numpy as np
@@ -9,19 +10,31 @@ from hypothesis import strategies as st
 
 import clew
 from clew.api.progress import Progress
-from clew.capture.assemble import Layout
+from clew.capture.assemble import KIND_SHIFT, SITE_SHIFT, Layout
 from clew.capture.clock import PHASES
-from clew.capture.draft import Draft, is_thin, join
+from clew.capture.draft import Draft, find_kin, join
 from clew.capture.outlet import Outlet
 from clew.doctor.case import Case
 from clew.doctor.engine import Looks
-from clew.model.record import Batch, Fault, RunInfo, Scalar, StepRecord, Stretch
+from clew.model.record import Batch, Fault, RunInfo, Scalar, Site, StepRecord, Stretch
+from clew.model.schema import HIST_BINS, KIND_INDEX, STAT_NAMES
 from clew.model.sink import Tee
-from clew.store.columns import columns_of
+from clew.stats.rows import CutRows
+from clew.store.columns import columns_of, divide_large, record_bytes
 from clew.store.summary import Summary
 from clew.store.writer import Writer
 
 NOTHING = (Layout([], []), None, False)
+STATS, BINS = len(STAT_NAMES), HIST_BINS
+COPIES = [(3, 1)]
+"""A row that was not measured: its tensor is that of an earlier one."""
+LAYOUT = Layout(
+    [
+        site << SITE_SHIFT | KIND_INDEX[kind] << KIND_SHIFT
+        for site, kind in enumerate(["output", "output", "grad_output", "output", "param", "grad", "grad"])
+    ],
+    COPIES,
+)
 
 
 def parts(step, *, due=False, batches=(), more=()):
@@ -35,9 +48,28 @@ def parts(step, *, due=False, batches=(), more=()):
     return (step, due, times, *NOTHING, scalars, list(batches))
 
 
+def recorded(step, *, layout=LAYOUT, hashes=True, hists=True, bad=None):
+    """Return what a step leaves that was recorded in full; ``bad``: what to put into which row and column."""
+    rng, rows = np.random.default_rng(step), len(layout.keys)
+    values = rng.random((rows, STATS)) * 100
+    values[:, 1:4] = 0
+    for row, _ in layout.copies:
+        values[row] = np.nan
+    if bad is not None:
+        values[bad[0], bad[1]] = bad[2]
+    cut = CutRows(
+        bytearray(values.tobytes()),
+        bytearray(rng.integers(0, 1 << 60, rows, np.uint64).tobytes()) if hashes else None,
+        bytearray(rng.integers(0, 50, (rows, BINS), np.uint32).tobytes()) if hists else None,
+    )
+    return (*parts(step, due=True)[:3], layout, cut, False, *parts(step)[6:])
+
+
 def finish(some):
-    """Return the records of steps; a draft takes its list of numbers over."""
-    return [Draft(*each[:6], list(each[6]), each[7]).finish(()) for each in some]
+    """Return the records of steps; a draft takes its numbers over."""
+    return [
+        Draft(*each[:4], copy.deepcopy(each[4]), each[5], list(each[6]), each[7]).finish(()) for each in some
+    ]
 
 
 class Keeper:
@@ -166,17 +198,17 @@ def test_a_case_and_its_looks_take_both_alike():
         if one_looks.is_due(one, record):
             looked.append(one.steps)
     for some in batched(every, 50):
-        stretch = join(some)
-        other.add_stretch(stretch)
-        if other_looks.is_due_after(other, stretch):
-            looked_after.append(other.steps)
+        for piece in other_looks.cut(other, join(some)):
+            other.add_stretch(piece)
+            if other_looks.is_due_after(other, piece):
+                looked_after.append(other.steps)
     assert (one.steps, one.step) == (other.steps, other.step)
     assert one.scalars.keys() == other.scalars.keys()
     for name, series in one.scalars.items():
         assert series.steps.tolist() == other.scalars[name].steps.tolist()
         assert series.values.tolist() == other.scalars[name].values.tolist()
     assert looked[-4:] == [1000, 1500, 2000, 2500]
-    assert looked_after == sorted({-(-step // 50) * 50 for step in looked})
+    assert looked_after == looked
 
 
 def batched(things, size):
@@ -240,7 +272,7 @@ def test_only_steps_with_nothing_but_numbers_go_together(some):
         (Stretch, 10),
     ]
     assert told == [("me", record) for record in sink.got]
-    assert not is_thin(some[10])
+    assert find_kin(some[10]) != find_kin(some[10])
 
 
 def test_faults_go_with_the_first_record(some):
@@ -278,3 +310,144 @@ def test_a_run_of_stretches_reads_as_one_of_records(tmp_path, some):
     for name in one:
         assert one[name].steps.tolist() == other[name].steps.tolist()
         assert one[name].values.tolist() == other[name].values.tolist()
+
+
+# ---------------------------------------------------------------- steps with rows
+
+
+@pytest.fixture
+def whole():
+    return [recorded(step) for step in range(40, 73)]
+
+
+def as_lists(columns):
+    return {
+        table: {name: _as_list(column) for name, column in sorted(found.items())}
+        for table, found in columns.items()
+    }
+
+
+def _as_list(column):
+    if isinstance(column, tuple):
+        return [part.tolist() for part in column]
+    return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+@pytest.mark.parametrize("hists", [True, False])
+def test_a_stretch_of_recorded_steps_has_the_rows_of_its_records(hashes, hists):
+    some = [recorded(step, hashes=hashes, hists=hists) for step in range(9)]
+    mixed = [join(some[:4]), *finish(some[4:6]), join(some[6:])]
+    one, other = as_lists(columns_of(finish(some))), as_lists(columns_of(mixed))
+    assert one["stats"] == other["stats"]
+    assert one["stats"]["step"] == [step for step in range(9) for _ in LAYOUT.keys]
+    scalars = rows(columns_of(mixed))
+    assert scalars == rows(columns_of(finish(some)))
+    assert sum(name == "grad_norm" for _, name, _, _ in scalars) == 9
+
+
+def test_rows_of_no_steps_and_of_some_go_into_one_table(whole):
+    thin = [parts(step) for step in range(73, 80)]
+    mixed = [join(whole), join(thin)]
+    assert as_lists(columns_of(mixed))["stats"] == as_lists(columns_of(finish(whole)))["stats"]
+    assert rows(columns_of(mixed)) == rows(columns_of(finish([*whole, *thin])))
+
+
+@given(st.integers(1, 32), st.booleans())
+def test_a_stretch_is_its_two_parts(cut, has_rows):
+    some = [(recorded if has_rows else parts)(step) for step in range(40, 73)]
+    stretch = join(some)
+    before, after = stretch.split(40 + cut)
+    assert (before.first, before.last, after.first, after.last) == (40, 39 + cut, 40 + cut, 72)
+    assert as_lists(columns_of([before, after])) == as_lists(columns_of([join(some[:cut]), join(some[cut:])]))
+    assert as_lists(columns_of([before, after])) == as_lists(columns_of([stretch]))
+
+
+@pytest.mark.parametrize("column", ["nan", "pos_inf", "neg_inf"])
+@pytest.mark.parametrize("value", [1.0, np.nan], ids=["some", "not measured"])
+def test_steps_with_something_bad_go_one_by_one(whole, column, value):
+    whole[7] = recorded(47, bad=(4, STAT_NAMES.index(column), value))
+    assert join(whole) is None
+    sink = Keeper()
+    Outlet(sink).give(None, whole, ())
+    assert [record.step for record in sink.got] == list(range(40, 73))
+    assert [record.step for record in sink.got if record.has_bad] == [47]
+
+
+def test_only_steps_of_the_same_rows_go_together(whole):
+    other = Layout([site << SITE_SHIFT for site in range(3)], [])
+    many = Layout([site << SITE_SHIFT for site in range(300)], [])
+    repeats = recorded(50)
+    whole[10] = (*repeats[:5], True, *repeats[6:])
+    whole[20:22] = [recorded(60, layout=other), recorded(61, layout=other)]
+    whole[30:32] = [recorded(70, layout=many), recorded(71, layout=many)]
+    whole[32] = parts(72)
+    sink = Keeper()
+    Outlet(sink).give(None, whole, ())
+    assert [(type(each), getattr(each, "step", None) or each.steps) for each in sink.got] == [
+        (Stretch, 10),
+        (StepRecord, 50),
+        (Stretch, 9),
+        (Stretch, 2),
+        (Stretch, 8),
+        (StepRecord, 70),
+        (StepRecord, 71),
+        (StepRecord, 72),
+    ]
+
+
+def test_a_case_takes_recorded_steps_both_ways_alike():
+    every = [recorded(step) for step in range(300)]
+    one, other = Case(), Case()
+    for record in finish(every):
+        one.add(record)
+    for some in batched(every, 45):
+        other.add_stretch(join(some))
+    assert (one.recorded, one.kinds, one.has_hashes) == (other.recorded, other.kinds, other.has_hashes)
+    assert one.bad == other.bad == []
+    for kind in ("output", "grad", "param"):
+        for which in ({"first": 20}, {"last": 20}, {}):
+            found, expected = other.rows(kind, **which), one.rows(kind, **which)
+            assert len(expected) > 0
+            assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_summary_and_progress_count_recorded_steps_both_ways_alike(whole):
+    class Recorder:
+        last_loss = 0.5
+
+    whole += [parts(step) for step in range(73, 76)]
+    mixed = [join(whole[:10]), *finish(whole[10:12]), join(whole[12:33]), join(whole[33:])]
+    for with_rows in (True, False):
+        one, other = Summary(), Summary()
+        one.add(finish(whole), with_rows=with_rows)
+        other.add(mixed, with_rows=with_rows)
+        assert one == other
+        assert (one.steps, one.full) == (36, 33 * with_rows)
+    progress = Progress()
+    for item in mixed:
+        progress.take(Recorder, item)
+    assert progress.measured == 33
+
+
+def test_a_run_of_recorded_stretches_reads_as_one_of_records(tmp_path, whole):
+    tables = []
+    for name, items in (("one", finish(whole)), ("other", [join(whole[:20]), join(whole[20:])])):
+        writer = Writer(tmp_path / name, RunInfo(name=name))
+        writer.add_sites(Site(number, f"layer{number}", "module") for number in range(len(LAYOUT.keys)))
+        for item in items:
+            (writer.put_stretch if isinstance(item, Stretch) else writer.put)(item)
+        writer.close("complete", 0)
+        tables.append(clew.open_run(tmp_path / name).stats())
+    one, other = tables
+    assert len(one) == len(whole) * len(LAYOUT.keys)
+    assert one.columns == other.columns
+    for name in one.columns:
+        assert np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f"), name
+
+
+def test_long_stretches_are_cut_where_little_is_allowed(whole):
+    pieces = divide_large([join(whole), *finish([parts(73)])], 8000)
+    assert all(record_bytes(piece) <= 8000 or getattr(piece, "steps", 1) == 1 for piece in pieces)
+    assert len(pieces) > 4
+    assert as_lists(columns_of(pieces)) == as_lists(columns_of([join(whole), *finish([parts(73)])]))

@@ -102,14 +102,15 @@ class LiveDoctor:
         return self._watcher is None
 
     def put_stretch(self, stretch: Stretch) -> None:
-        """Take steps in a row of which only numbers were taken, and look when it is time."""
+        """Take steps in a row, and look when it is time."""
         try:
-            self._take_notes(stretch.last)
-            if self._is_off:
-                return
-            self.case.add_stretch(stretch)
-            self._is_due = self._looks.is_due_after(self.case, stretch) or self._is_due
-            self._look_if_due()
+            for piece in self._looks.cut(self.case, stretch):
+                self._take_notes(piece.last)
+                if self._is_off:
+                    return
+                self.case.add_stretch(piece)
+                self._is_due = self._looks.is_due_after(self.case, piece) or self._is_due
+                self._look_if_due()
         except Exception as error:  # noqa: BLE001 - ours to answer for
             self._switch_off(error)
 

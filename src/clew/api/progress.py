@@ -72,6 +72,7 @@ class Progress:
         if memory is not None:
             self._memory = float(memory[1][-1])
         self._loss, self._step = recorder.last_loss, stretch.last
+        self.measured += stretch.steps if stretch.rows is not None else 0
 
     def _add_wall(self, seconds: float, steps: int) -> None:
         self._wall += seconds

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from clew.capture.assemble import Columns, Layout, drop_unseen, merge_repeats
 from clew.capture.clock import PHASES
-from clew.model.record import Scalar, StepRecord, Stretch, new_tuple
-from clew.model.schema import STAT_INDEX, STAT_NAMES
+from clew.model.record import Scalar, StepRecord, Stretch, StretchRows, new_tuple
+from clew.model.schema import HIST_BINS, STAT_INDEX, STAT_NAMES
 from clew.stats.built import BUILT
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _RECORDED, _THINNED = Scalar("clew.recorded", 1.0), Scalar("clew.recorded", 0.0)
 _COUNT, _L2 = STAT_INDEX["count"], STAT_INDEX["l2"]
 _NAN, _NEG_INF = STAT_INDEX["nan"], STAT_INDEX["neg_inf"]
 _TIMES: Final = tuple(f"time.{name}" for name in PHASES)
+_MOST_ROWS: Final = 256
+"""Steps of more rows go alone: what a record costs is little beside them, and to join them takes memory."""
 
 
 Parts = tuple[int, bool, list[float], Layout, "CutRows | None", bool, list[Scalar], "list[Batch]"]
@@ -110,35 +112,88 @@ class Draft:
         )
 
 
-def is_thin(parts: Parts) -> bool:
-    """Return whether a step has nothing but numbers."""
-    return not parts[1] and parts[4] is None and not parts[7]
+def find_kin(parts: Parts) -> object:
+    """Return what is the same for steps that may go together: nothing for those that have nothing but numbers, the
+    layout for those that have rows; for a step that goes alone what is like nothing else.
+    """
+    _, due, _, layout, rows, has_repeats, _, batches = parts
+    if not due and rows is None and not batches:
+        return None
+    is_alone = not due or rows is None or batches or has_repeats or len(layout.keys) > _MOST_ROWS
+    return object() if is_alone else layout
 
 
-def join(thin: Sequence[Parts]) -> Stretch:
-    """Return steps in a row that have nothing but numbers as one stretch: records of each would cost ten times that."""
+def join(some: Sequence[Parts]) -> Stretch | None:
+    """Return steps in a row that are kin as one stretch: records of each would cost several times that.
+
+    None where a row has a NaN or an infinity: what looks for these looks at each step.
+    """
+    rows = _join_rows(some) if some[0][1] else None
+    if some[0][1] and rows is None:
+        return None
+    columns = _join_scalars(some)
+    every = columns["clew.recorded", 0][0]
+    if rows is not None:
+        grads = some[0][3].grads
+        norms = zip(rows.values, rows.values[:, grads, _L2].tolist(), strict=True)
+        if len(grads):
+            found = [_add_norms(values, grads, each) for values, each in norms]
+            columns["grad_norm", 0] = (every, np.array(found, np.float64))
+    return Stretch(some[0][0], some[-1][0], columns, rows)
+
+
+def _join_rows(some: Sequence[Parts]) -> StretchRows | None:
+    """Return the rows of steps of one layout; None where one is bad."""
+    layout = some[0][3]
+    cuts = [rows for _, _, _, _, rows, _, _, _ in some if rows is not None]
+    values = _join_memory([rows.values for rows in cuts], layout, np.float64, (len(STAT_NAMES),))
+    if values[:, :, _NAN : _NEG_INF + 1].any():
+        return None
+    hashes = [rows.hashes for rows in cuts if rows.hashes is not None]
+    hists = [rows.hists for rows in cuts if rows.hists is not None]
+    return StretchRows(
+        layout.sites,
+        layout.kinds,
+        layout.ordinals,
+        layout.modes,
+        values,
+        _join_memory(hashes, layout, np.uint64, ()) if hashes else None,
+        _join_memory(hists, layout, np.uint32, (HIST_BINS,)) if hists else None,
+    )
+
+
+def _join_memory(pieces: list[bytearray], layout: Layout, dtype: Any, row: tuple[int, ...]) -> NDArray[Any]:
+    """Return the rows of several steps as one array, and give rows what earlier ones have."""
+    joined = np.frombuffer(bytearray().join(pieces), dtype).reshape(len(pieces), -1, *row)
+    for at, earlier in layout.copies:  # several sites, one tensor
+        joined[:, at] = joined[:, earlier]
+    return joined
+
+
+def _join_scalars(some: Sequence[Parts]) -> dict[tuple[str, int], Column]:
+    """Return the numbers of steps in a row, a column each."""
     taken: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
-    for step, _, _, _, _, _, scalars, _ in thin:
+    for step, _, _, _, _, _, scalars, _ in some:
         for name, value, ordinal in scalars:
             column = taken.get((name, ordinal))
             if column is None:
                 column = taken[name, ordinal] = ([], [])
             column[0].append(step)
             column[1].append(value)
-    every = [parts[0] for parts in thin]
+    every = [parts[0] for parts in some]
     steps = np.array(every, np.int64)
     columns: dict[tuple[str, int], Column] = {
         # A script may log a name several times a step.
         key: (steps if at == every else np.array(at, np.int64), np.array(values, np.float64))
         for key, (at, values) in taken.items()
     }
-    times = np.array([parts[2] for parts in thin], np.float64).T
+    times = np.array([parts[2] for parts in some], np.float64).T
     for name, values in zip(_TIMES, times, strict=True):
         if values.any():
             present = values != 0
             columns[name, 0] = (steps if present.all() else steps[present], values[present])
-    columns[_THINNED.name, 0] = (steps, np.zeros(len(steps)))
-    return Stretch(every[0], every[-1], columns)
+    columns["clew.recorded", 0] = (steps, np.full(len(steps), float(some[0][1])))
+    return columns
 
 
 def _add_norms(values: NDArray[np.float64], rows: NDArray[np.intp], norms: list[float]) -> float:

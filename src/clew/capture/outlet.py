@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from clew.capture.draft import Draft, is_thin, join
+from clew.capture.draft import Draft, find_kin, join
 from clew.model.sink import StretchSink
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Sender = TypeVar("Sender")
 
 
 class Outlet(Generic[Sender]):
-    """Makes records of what steps left; steps in a row that left nothing but numbers go as one stretch."""
+    """Makes records of what steps left; steps in a row that left the same rows, or none, go as one stretch."""
 
     def __init__(
         self, sink: Sink, on_step: Callable[[Sender, StepRecord | Stretch], None] | None = None
@@ -32,13 +32,14 @@ class Outlet(Generic[Sender]):
 
     def give(self, sender: Sender, backlog: Sequence[Parts], faults: tuple[Fault, ...]) -> None:
         """Send steps, and the faults with the first of them."""
-        for are_thin, group in groupby(backlog, is_thin):
+        for _, group in groupby(backlog, find_kin):
             some = list(group)
-            if are_thin and len(some) > 1 and not faults and self._put_stretch is not None:
+            if len(some) > 1 and not faults and self._put_stretch is not None:
                 stretch = join(some)
-                self._put_stretch(stretch)
-                self._tell(sender, stretch)
-                continue
+                if stretch is not None:
+                    self._put_stretch(stretch)
+                    self._tell(sender, stretch)
+                    continue
             for parts in some:
                 record = Draft(*parts).finish(faults)
                 faults = ()

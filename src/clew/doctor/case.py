@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from clew.doctor.window import Ends, Rows, Selector, Series, StepWindow, join
+from clew.doctor.window import Ends, Kept, Rows, Selector, Series, StepWindow, join
 from clew.model.schema import KIND_INDEX, KINDS, MODES
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Case:
             self._add_rows(record)
 
     def add_stretch(self, stretch: Stretch) -> None:
-        """Take the next steps, of which only numbers were taken."""
+        """Take the next steps."""
         self._cache.clear()
         self.steps += stretch.steps
         self.step = stretch.last
@@ -116,13 +116,19 @@ class Case:
             if series is None:
                 series = self.scalars[label] = Series()
             series.extend(steps, values)
+        if stretch.rows is not None:
+            self._keep(Kept.each_of(stretch.first, stretch.rows))
+
+    def _keep(self, steps: list[Kept]) -> None:
+        self._window.add(steps)
+        newest = steps[-1]
+        if newest.kinds is not self._layout:
+            self._layout = newest.kinds
+            self.kinds.update(KINDS[kind] for kind in np.unique(newest.kinds).tolist())
+        self.has_hashes = self.has_hashes or newest.hashes is not None
 
     def _add_rows(self, record: StepRecord) -> None:
-        self._window.add(record)
-        if record.kinds is not self._layout:
-            self._layout = record.kinds
-            self.kinds.update(KINDS[kind] for kind in np.unique(record.kinds).tolist())
-        self.has_hashes = self.has_hashes or record.hashes is not None
+        self._keep([Kept.of(record)])
         if record.has_bad:
             rows = np.flatnonzero(record.values[:, 1:4].any(axis=1))
             if len(rows):

@@ -16,7 +16,7 @@ from clew.logs import room_log
 from clew.model.finding import SEVERITIES, Diagnosis, Finding, NotChecked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from clew.doctor.case import Case
     from clew.model.record import StepRecord, Stretch
@@ -47,6 +47,18 @@ class Looks:
     def is_due(self, case: Case, record: StepRecord) -> bool:
         """Return whether to look now that a case has taken a record."""
         return self._is_alarm(case, record) or _count_looks(case.steps) > _count_looks(case.steps - 1)
+
+    def cut(self, case: Case, stretch: Stretch) -> Iterator[Stretch]:
+        """Yield a stretch in pieces that end where a look is planned, for a case that takes each at once."""
+        planned = _count_looks(case.steps + stretch.steps) > _count_looks(case.steps)
+        for step in range(stretch.first, stretch.last) if planned else ():
+            steps = case.steps + step - stretch.first + 1
+            if _count_looks(steps) > _count_looks(steps - 1):
+                piece, rest = stretch.split(step + 1)
+                yield piece
+                yield from self.cut(case, rest)
+                return
+        yield stretch
 
     def is_due_after(self, case: Case, stretch: Stretch) -> bool:
         """Return whether to look now that a case has taken a stretch."""

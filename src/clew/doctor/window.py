@@ -13,11 +13,11 @@ from clew.model.record import new_tuple
 from clew.model.schema import STAT_INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from clew.model.record import StepRecord
+    from clew.model.record import StepRecord, StretchRows
 
 T = TypeVar("T")
 
@@ -147,6 +147,14 @@ class Kept(NamedTuple):
         rows = (record.sites, record.kinds, record.ordinals, record.modes, record.values, record.hashes)
         return new_tuple(cls, (record.step, *rows))
 
+    @classmethod
+    def each_of(cls, first: int, rows: StretchRows) -> list[Kept]:
+        """Keep the rows of several steps in a row."""
+        same = (rows.sites, rows.kinds, rows.ordinals, rows.modes)
+        hashes = [None] * len(rows.values) if rows.hashes is None else rows.hashes
+        pairs = zip(rows.values, hashes, strict=True)
+        return [new_tuple(cls, (step, *same, *pair)) for step, pair in enumerate(pairs, first)]
+
 
 class Selector:
     """Finds the rows of a kind in a step; a loop leaves the same rows step after step, so the answer is kept."""
@@ -179,15 +187,13 @@ class StepWindow:
         self._tail: deque[Kept] = deque()
         self.total = 0
 
-    def add(self, record: StepRecord) -> None:
-        """Keep the rows of a recorded step, and let older ones in the middle go."""
-        self.total += 1
-        kept = Kept.of(record)
-        most = MOST_BYTES // max(kept.values.nbytes, 1) // 2
-        if len(self._head) < max(LEAST_STEPS, min(HEAD_STEPS, most)) and not self._tail:
-            self._head.append(kept)
-            return
-        self._tail.append(kept)
+    def add(self, steps: Sequence[Kept]) -> None:
+        """Keep the rows of recorded steps, which have as many each, and let older ones in the middle go."""
+        self.total += len(steps)
+        most = MOST_BYTES // max(steps[0].values.nbytes, 1) // 2
+        room = 0 if self._tail else max(max(LEAST_STEPS, min(HEAD_STEPS, most)) - len(self._head), 0)
+        self._head += steps[:room]
+        self._tail += steps[room:]
         while len(self._tail) > max(LEAST_STEPS, min(TAIL_STEPS, most)):
             self._tail.popleft()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -118,20 +118,68 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Steps in a row of which only numbers were taken, column by column: a long run mostly consists of such.
+class StretchRows:
+    """The rows of several steps that left the same ones, none with a NaN or an infinity.
 
-    ``columns``: by name and ordinal, the steps that have the number, and the number of each of these.
+    ``sites``, ``kinds``, ``ordinals``, ``modes``: one integer per row, the same in every step. ``values``, ``hashes``,
+    ``hists``: as in a ``StepRecord``, with the steps as the first axis.
+    """
+
+    sites: NDArray[np.int32]
+    kinds: NDArray[np.int8]
+    ordinals: NDArray[np.int16]
+    modes: NDArray[np.int8]
+    values: NDArray[np.float64]
+    hashes: NDArray[np.uint64] | None = None
+    hists: NDArray[np.uint32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the numbers take, histograms included."""
+        return int(self.values.nbytes) + (0 if self.hists is None else int(self.hists.nbytes))
+
+    def take(self, which: slice) -> StretchRows:
+        """Return the rows of some of the steps."""
+        return replace(
+            self,
+            values=self.values[which],
+            hashes=None if self.hashes is None else self.hashes[which],
+            hists=None if self.hists is None else self.hists[which],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps in a row, column by column: a long run mostly consists of such, and a record of each would cost more.
+
+    ``columns``: by name and ordinal, the steps that have the number, in order, and the number of each of these.
+    ``rows``: None where only numbers were taken.
     """
 
     first: int
     last: int
     columns: dict[tuple[str, int], Column]
+    rows: StretchRows | None = None
 
     @property
     def steps(self) -> int:
         """How many steps it has."""
         return self.last - self.first + 1
+
+    def split(self, at: int) -> tuple[Stretch, Stretch]:
+        """Return the steps before one, and those from it on."""
+        before, after = {}, {}
+        for key, (steps, values) in self.columns.items():
+            here = int(steps.searchsorted(at))
+            if here:
+                before[key] = (steps[:here], values[:here])
+            if here < len(steps):
+                after[key] = (steps[here:], values[here:])
+        here, rows = at - self.first, self.rows
+        return (
+            Stretch(self.first, at - 1, before, None if rows is None else rows.take(slice(here))),
+            Stretch(at, self.last, after, None if rows is None else rows.take(slice(here, None))),
+        )
 
 
 @dataclass(slots=True)

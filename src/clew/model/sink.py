@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Receives a run as it happens. Calls come from one thread at a time and must not raise for a full disk.
 
-    One that is a ``StretchSink`` as well, and says so, gets steps without rows in stretches.
+    One that is a ``StretchSink`` as well, and says so, gets steps that are alike in stretches.
     """
 
     def add_sites(self, sites: Iterable[Site]) -> None:
@@ -38,7 +38,7 @@ class StretchSink(Protocol):
         """Whether it does, this time."""
 
     def put_stretch(self, stretch: Stretch) -> None:
-        """Take steps in a row of which only numbers were taken."""
+        """Take steps in a row."""
 
 
 class Annex(Protocol):

@@ -103,6 +103,11 @@ class Rows:
         """How many rows there is room for."""
         return self._capacity
 
+    @property
+    def row_bytes(self) -> int:
+        """How much memory a row takes, with its hash and its histogram."""
+        return ROW_BYTES + (self.hashes is not None) * 8 + (self.hists is not None) * HIST_BYTES
+
     def locate(self) -> tuple[int, int, int]:
         """Return the addresses of the first row, its hash and its histogram; 0 for what is not kept."""
         return self._values_at, self._hashes_at, self._hists_at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,39 +22,94 @@ if TYPE_CHECKING:
 _HASH_MASK = (1 << 64) - 1
 
 
+class _Piece(NamedTuple):
+    """The rows of a step, or of several that left the same ones; one after another in ``values`` and what follows."""
+
+    steps: range
+    sites: NDArray[np.int32]
+    kinds: NDArray[np.int8]
+    ordinals: NDArray[np.int16]
+    modes: NDArray[np.int8]
+    values: NDArray[np.float64]
+    hashes: NDArray[np.uint64] | None
+    hists: NDArray[np.uint32] | None
+
+    @classmethod
+    def of(cls, item: StepRecord | Stretch) -> _Piece:
+        """Return the rows of a step, or of several."""
+        rows = item.rows if isinstance(item, Stretch) else item
+        assert rows is not None  # whoever has none is left out
+        first, last = (item.first, item.last) if isinstance(item, Stretch) else (item.step, item.step)
+        return cls(
+            range(first, last + 1),
+            rows.sites,
+            rows.kinds,
+            rows.ordinals,
+            rows.modes,
+            rows.values.reshape(-1, rows.values.shape[-1]),
+            None if rows.hashes is None else rows.hashes.reshape(-1),
+            None if rows.hists is None else rows.hists.reshape(-1, HIST_BINS),
+        )
+
+    def repeat(self, column: NDArray[Any]) -> NDArray[Any]:
+        """Return what each row has in every step, for all rows."""
+        return column if len(self.steps) == 1 else np.tile(column, len(self.steps))
+
+
 def record_bytes(record: StepRecord | Stretch) -> int:
     """Return about how much memory a record holds until it is written."""
     if isinstance(record, Stretch):
-        return 1024 + sum(values.nbytes + 64 for _, values in record.columns.values())
+        numbers = 1024 + sum(values.nbytes + 64 for _, values in record.columns.values())
+        return numbers + (0 if record.rows is None else record.rows.nbytes + int(record.rows.values.nbytes))
     return 1024 + 2 * int(record.values.nbytes) + (0 if record.hists is None else int(record.hists.nbytes))
+
+
+def divide(record: StepRecord | Stretch) -> list[StepRecord | Stretch]:
+    """Return the two halves of a stretch; one step stays as it is."""
+    if isinstance(record, Stretch) and record.steps > 1:
+        return list(record.split(record.first + record.steps // 2))
+    return [record]
+
+
+def divide_large(records: Sequence[StepRecord | Stretch], most_bytes: int) -> list[StepRecord | Stretch]:
+    """Return records with long stretches in pieces, as small as asked for if one step is."""
+    small: list[StepRecord | Stretch] = []
+    for record in records:
+        halves = divide(record) if record_bytes(record) > most_bytes else [record]
+        small += halves if len(halves) == 1 else divide_large(halves, most_bytes)
+    return small
 
 
 def columns_of(items: Sequence[StepRecord | Stretch]) -> dict[str, Columns]:
     """Return the columns of each table for consecutive steps."""
     records = [item for item in items if isinstance(item, StepRecord)]
     return {
-        "stats": _stats_columns([record for record in records if len(record.sites)]),
+        "stats": _stats_columns([_Piece.of(item) for item in items if _has_rows(item)]),
         "scalars": _scalar_columns(items),
         "batches": _batch_columns(records),
     }
 
 
-def _stats_columns(records: Sequence[StepRecord]) -> Columns:
-    if not records:
+def _has_rows(item: StepRecord | Stretch) -> bool:
+    return item.rows is not None if isinstance(item, Stretch) else len(item.sites) > 0
+
+
+def _stats_columns(pieces: Sequence[_Piece]) -> Columns:
+    if not pieces:
         return {"step": np.zeros(0, np.int64)}
-    lengths = np.array([len(record.sites) for record in records])
-    rows = int(lengths.sum())
+    steps = np.array([step for piece in pieces for step in piece.steps], np.int64)
+    lengths = np.repeat([len(piece.sites) for piece in pieces], [len(piece.steps) for piece in pieces])
     starts = (np.cumsum(lengths) - lengths).astype(np.int32)
     return {
-        "step": np.repeat(np.array([record.step for record in records], np.int64), lengths),
-        "seq": np.arange(rows, dtype=np.int32) - np.repeat(starts, lengths),
-        "site": _joined([record.sites for record in records], np.int32),
-        "kind": _joined([record.kinds for record in records], np.int8),
-        "ordinal": _joined([record.ordinals for record in records], np.int16),
-        "mode": _joined([record.modes for record in records], np.int8),
-        **turn([record.values for record in records]),
-        "hash": _hashes(records),
-        "hist": _histograms(records),
+        "step": np.repeat(steps, lengths),
+        "seq": np.arange(lengths.sum(), dtype=np.int32) - np.repeat(starts, lengths),
+        "site": _joined([piece.repeat(piece.sites) for piece in pieces], np.int32),
+        "kind": _joined([piece.repeat(piece.kinds) for piece in pieces], np.int8),
+        "ordinal": _joined([piece.repeat(piece.ordinals) for piece in pieces], np.int16),
+        "mode": _joined([piece.repeat(piece.modes) for piece in pieces], np.int8),
+        **turn([piece.values for piece in pieces]),
+        "hash": _hashes(pieces),
+        "hist": _histograms(pieces),
     }
 
 
@@ -62,26 +117,26 @@ def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[
     return np.concatenate(arrays).astype(dtype, copy=False)
 
 
-def _hashes(records: Sequence[StepRecord]) -> NDArray[np.uint64] | None:
-    if all(record.hashes is None for record in records):
+def _hashes(pieces: Sequence[_Piece]) -> NDArray[np.uint64] | None:
+    if all(piece.hashes is None for piece in pieces):
         return None
     missing = (
-        np.zeros(len(record), np.uint64) if record.hashes is None else record.hashes for record in records
+        np.zeros(len(piece.values), np.uint64) if piece.hashes is None else piece.hashes for piece in pieces
     )
     return np.concatenate(list(missing))
 
 
-def _histograms(records: Sequence[StepRecord]) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
+def _histograms(pieces: Sequence[_Piece]) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
     """Return the packed histograms of all rows; a row without one is empty."""
-    counted = [record for record in records if record.hists is not None]
-    if not counted:
+    counts = [piece.hists for piece in pieces if piece.hists is not None]
+    if not counts:
         return None
-    counts = [record.hists.reshape(len(record), HIST_BINS) for record in counted if record.hists is not None]
     ends, data = histogram.pack(np.concatenate(counts))
-    if len(counted) == len(records):
+    if len(counts) == len(pieces):
         return ends, data
-    lengths = np.zeros(sum(map(len, records)), np.int64)
-    has_one = np.repeat([record.hists is not None for record in records], [len(record) for record in records])
+    sizes = [len(piece.values) for piece in pieces]
+    lengths = np.zeros(sum(sizes), np.int64)
+    has_one = np.repeat([piece.hists is not None for piece in pieces], sizes)
     lengths[has_one] = np.diff(ends)
     return np.concatenate(([0], np.cumsum(lengths))), data
 

@@ -34,7 +34,7 @@ class Summary:
         """Count more steps, which were written with their statistics or without."""
         for record in records:
             if isinstance(record, Stretch):
-                self._add_stretch(record)
+                self._add_stretch(record, with_rows=with_rows)
                 continue
             is_partial = is_full = False
             for name, value, _ in record.scalars:
@@ -51,7 +51,7 @@ class Summary:
             self.last_step = record.step
             self.rows += len(record.sites) if with_rows else 0
 
-    def _add_stretch(self, stretch: Stretch) -> None:
+    def _add_stretch(self, stretch: Stretch, *, with_rows: bool) -> None:
         losses = {
             (int(steps[-1]), ordinal): float(values[-1])
             for (name, ordinal), (steps, values) in stretch.columns.items()
@@ -60,7 +60,11 @@ class Summary:
         if losses:
             self.loss = losses[max(losses)]
         partial = len(stretch.columns[_PARTIAL][0]) if _PARTIAL in stretch.columns else 0
-        self.steps += stretch.steps - partial - (stretch.first == self.last_step)
+        steps = stretch.steps - partial - (stretch.first == self.last_step)
+        self.steps += steps
+        if with_rows and stretch.rows is not None:
+            self.full += steps
+            self.rows += stretch.steps * len(stretch.rows.sites)
         self.first_step = stretch.first if self.first_step < 0 else self.first_step
         self.last_step = stretch.last
 

@@ -161,7 +161,7 @@ class Writer:
         return True
 
     def put_stretch(self, stretch: Stretch) -> None:
-        """Take steps in a row of which only numbers were taken."""
+        """Take steps in a row."""
         self._take(stretch)
 
     def _take(self, record: StepRecord | Stretch) -> None:
@@ -288,11 +288,12 @@ class Writer:
         try:
             self._append_whole(records)
         except OSError:
-            if len(records) == 1:
+            parts = records if len(records) > 1 else columns.divide(records[0])
+            if len(parts) == 1:
                 raise
-            half = len(records) // 2
-            self._append(records[:half])
-            self._append(records[half:])
+            half = len(parts) // 2
+            self._append(parts[:half])
+            self._append(parts[half:])
             return
         self.summary.add(records, with_rows=not self.limited)
         self._hold_quota()
@@ -314,13 +315,14 @@ class Writer:
 
     def _portion(self, records: list[StepRecord | Stretch]) -> list[list[StepRecord | Stretch]]:
         """Return the records in portions that each are small against the quota, which is looked at after each."""
-        if self._quota is None or sum(map(columns.record_bytes, records)) <= self._quota // QUOTA_PORTIONS:
+        most = None if self._quota is None else self._quota // QUOTA_PORTIONS
+        if most is None or sum(map(columns.record_bytes, records)) <= most:
             return [records]
         portions: list[list[StepRecord | Stretch]] = [[]]
         size = 0
-        for record in records:
+        for record in columns.divide_large(records, most):
             size += columns.record_bytes(record)
-            if size > self._quota // QUOTA_PORTIONS and portions[-1]:
+            if size > most and portions[-1]:
                 portions.append([])
                 size = columns.record_bytes(record)
             portions[-1].append(record)

@@ -44,7 +44,8 @@ _STEPS_AFTER_FINDING: Final = 3
 _MOST_BAD_STEPS: Final = 10
 _MEMORY_SECONDS: Final = 0.1
 _LONGEST_BACKLOG: Final = 128
-_MOST_RECORDED: Final = 32
+_BACKLOG_BYTES: Final = 16 << 20
+"""So many steps may wait, and recorded ones only as long as their rows take no more memory than this."""
 _FIRST_STEPS: Final = 16
 _SELDOM: Final = 64
 _BACKLOG_SECONDS: Final = 0.5
@@ -124,7 +125,7 @@ class Recorder(Listeners):
         self._memory_at = 0.0
         self.backlog: list[Parts] = []
         """Of each step what a draft is made of, which takes Python to make."""
-        self.longest_backlog, self.most_recorded = _LONGEST_BACKLOG, _MOST_RECORDED
+        self.longest_backlog = self.most_recorded = _LONGEST_BACKLOG
         self.call_type, self.scalar_type, self.cut_type = RootCall, Scalar, CutRows
         self._handed_over_at = perf_counter()
         self.layout = Layout([], [])
@@ -464,6 +465,8 @@ class Recorder(Listeners):
         """Return the rows of the step, what each is, and whether some are to be merged or left out."""
         if not self.layout.fits(self.keys, self.copies):
             self.layout = Layout(self.keys, self.copies)
+            step_bytes = max(len(self.keys), 1) * self.rows.row_bytes
+            self.most_recorded = min(max(_BACKLOG_BYTES // step_bytes, 1), _LONGEST_BACKLOG)
         return self.layout, self.rows.cut(len(self.keys)), not self.layout.is_plain
 
     def _work_off(self) -> None:
