@@ -151,3 +151,29 @@ def test_subnormals_count_also_where_torch_flushes_them(way):
     assert flushed == 0.0, "the setting of the user is still there"
     if way != "torch":
         assert row[4] == 0 and row[8] == subnormal[0].item()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [64, 80, 129, 4096 + 112])
+def test_signs_are_counted_whatever_the_bits(way, length):
+    magnitudes = [
+        0,
+        1,
+        5,
+        0x80,
+        0xFF,
+        0x100,
+        0x7FFF,
+        0x8000,
+        0xFFFF,
+        0x10000,
+        0x7FFFFF,
+        0x3F800000,
+        0x3F8000FF,
+    ]
+    bits = np.array([magnitude | sign for magnitude in magnitudes for sign in (0, 1 << 31)], np.uint32)
+    # Beside them numbers of usual size, with which the sums are trusted and so are the counts that go with them.
+    drawn = np.random.default_rng(length).choice(bits, length).view(np.float32)
+    drawn[::2] = np.where(drawn[::2] >= 0, 1.5, -2.5)
+    row = measure(torch.from_numpy(drawn), way)[0]
+    assert row[4:7].tolist() == [(drawn == 0).sum(), (drawn < 0).sum(), (drawn > 0).sum()]

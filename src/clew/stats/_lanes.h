@@ -40,6 +40,35 @@ static INLINED void F(fold)(const VF *part, double *to)
 #endif
 }
 
+/* What is added up of a block of floats. */
+typedef struct {
+    VF s1[PARTS], s2[PARTS], sa[PARTS], lo, hi;
+#ifdef VU
+    VU products, plain;
+#endif
+} F(Line);
+
+/* Take LANES floats, of which `key` has the keys if they are hashed; return them. */
+static INLINED VF F(add_vector)(F(Line) *line, int u, const float *x, int shifted, VF shift, const uint32_t *key)
+{
+    VF v = vf_load(x), d = shifted ? vf_sub(v, shift) : v;
+    line->s1[u] = vf_add(line->s1[u], d);
+    line->s2[u] = vf_add(line->s2[u], vf_mul(d, d));
+    line->sa[u] = vf_add(line->sa[u], vf_abs(v));
+    line->lo = vf_min(line->lo, v);
+    line->hi = vf_max(line->hi, v);
+#ifdef VU
+    if (key) {
+        VU w = vu_bits(v), t = vu_add32(w, vu_load(key));
+        line->products = vu_add64(line->products, vu_multiply(t));
+        line->plain = vu_add64(line->plain, w);
+    }
+#else
+    (void)key;
+#endif
+    return v;
+}
+
 /* Sums of n floats, block by block in float32 and over blocks in double, and of whole blocks whose hash is asked for the
    sums of that; whether `hash` is asked for and numbers are `shifted` is known when compiling. What comes after a block is
    fetched meanwhile: the processor by itself does not look beyond a page. */
@@ -47,52 +76,54 @@ static INLINED void F(sum_lines)(const float *x, int n, int shifted, float shift
                                  HashSums *hash)
 {
     double sum[8] = {0}, squares[8] = {0}, abs_sum[8] = {0};
-    VF k = vf_all(shift), lo = vf_all(x[0]), hi = lo;
+    F(Line) line = {.lo = vf_all(x[0]), .hi = vf_all(x[0])};
+    VF k = vf_all(shift);
     VI z = vi_zero(), pos = vi_zero();
+    int64_t zero = 0, positive = 0;
     int whole = n & ~15;
     for (int at = 0; at < whole; at += BLOCK) {
-        int end = whole - at < BLOCK ? whole : at + BLOCK;
+        int end = whole - at < BLOCK ? whole : at + BLOCK, i = at;
         const char *first = at < ahead->reach ? ahead->first : (const char *)x;
         const char *second = at < ahead->reach ? ahead->second : (const char *)x;
-        VF s1[PARTS], s2[PARTS], sa[PARTS];
-#ifdef VU
-        VU products = vu_zero(), plain = vu_zero();
-#endif
         for (int u = 0; u < PARTS; u++)
-            s1[u] = s2[u] = sa[u] = vf_all(0.0f);
-        for (int i = at; i < end; i += 16) {
+            line.s1[u] = line.s2[u] = line.sa[u] = vf_all(0.0f);
+#ifdef VU
+        line.products = line.plain = vu_zero();
+#endif
+#ifdef vi_count_four
+        for (; i + 64 <= end; i += 64) {
+            VF v[4];
+            for (int u = 0; u < 4; u++) {
+                FETCH(first + i * 4 + u * LINE_BYTES);
+                FETCH(second + i * 4 + u * LINE_BYTES);
+                v[u] = F(add_vector)(&line, 0, x + i + u * 16, shifted, k, hash ? hash_keys + i - at + u * 16 : NULL);
+            }
+            vi_count_four(zero, positive, v);
+        }
+#endif
+        for (; i < end; i += 16) {
             FETCH(first + i * 4);
             FETCH(second + i * 4);
             for (int u = 0; u < PARTS; u++) {
-                VF v = vf_load(x + i + u * LANES), d = shifted ? vf_sub(v, k) : v;
-                s1[u] = vf_add(s1[u], d);
-                s2[u] = vf_add(s2[u], vf_mul(d, d));
-                sa[u] = vf_add(sa[u], vf_abs(v));
-                lo = vf_min(lo, v);
-                hi = vf_max(hi, v);
+                int j = i + u * LANES;
+                VF v = F(add_vector)(&line, u, x + j, shifted, k, hash ? hash_keys + j - at : NULL);
                 vi_count(z, pos, v);
 #ifdef VU
-                if (hash) {
-                    VU w = vu_bits(v), t = vu_add32(w, vu_load(hash_keys + i - at + u * LANES));
-                    products = vu_add64(products, vu_multiply(t));
-                    plain = vu_add64(plain, w);
-                    vu_stay(z, products, plain);
-                }
+                if (hash)
+                    vu_stay(z, line.products, line.plain);
 #endif
             }
         }
-        F(fold)(s1, sum);
-        F(fold)(s2, squares);
-        F(fold)(sa, abs_sum);
+        F(fold)(line.s1, sum);
+        F(fold)(line.s2, squares);
+        F(fold)(line.sa, abs_sum);
 #ifdef VU
         if (hash)
-            hash[at / BLOCK] = (HashSums){vu_sum(products), vu_sum(plain)};
-#else
-        (void)hash;
+            hash[at / BLOCK] = (HashSums){vu_sum(line.products), vu_sum(line.plain)};
 #endif
     }
     vi_split(z, pos);
-    *out = (Sums){0.0, 0.0, 0.0, vf_least(lo), vf_greatest(hi), vi_sum(z), vi_sum(pos)};
+    *out = (Sums){0.0, 0.0, 0.0, vf_least(line.lo), vf_greatest(line.hi), zero + vi_sum(z), positive + vi_sum(pos)};
     for (int i = whole; i < n; i++) {
         float v = x[i], d = v - shift;
         sum[i & 7] += d;

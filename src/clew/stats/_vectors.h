@@ -20,6 +20,8 @@
 #undef vi_count_zero
 #undef vi_count_positive
 #undef vi_count
+#undef vi_bytes
+#undef vi_count_four
 #undef vi_split
 #undef vf_least
 #undef vf_greatest
@@ -75,6 +77,15 @@
 #define vi_split(z, pos)                                         \
     pos = _mm512_and_si512(z, _mm512_set1_epi32(0xFFFF));        \
     z = _mm512_srli_epi32(z, 16)
+/* The same of four vectors at once, as bytes: packing saturates, so numbers stay above, below or at zero. A NaN is counted
+   for a number: its sums are not used. With 16 registers there is no room for this. */
+#define vi_bytes(a, b, c, d)                                                                                          \
+    _mm512_packs_epi16(_mm512_packs_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)),                            \
+                       _mm512_packs_epi32(_mm512_castps_si512(c), _mm512_castps_si512(d)))
+#define vi_count_four(z, pos, v)                                                                                      \
+    pos += _mm_popcnt_u64(_mm512_cmpgt_epi8_mask(vi_bytes(v[0], v[1], v[2], v[3]), _mm512_setzero_si512()));          \
+    z += _mm_popcnt_u64(_mm512_testn_epi8_mask(vi_bytes(vf_abs(v[0]), vf_abs(v[1]), vf_abs(v[2]), vf_abs(v[3])),      \
+                                               _mm512_set1_epi8(-1)))
 #define VD __m512d
 #define VL __m512i
 #define vd_load(p) _mm512_loadu_pd(p)
