@@ -15,7 +15,7 @@ class Mode:
     settings: dict[str, Any]
     limits: dict[str, float]
     has_updates: bool = False
-    block_seconds: float = 0.3
+    block_seconds: float = 0.5
     """Short, so that a machine whose speed changes within seconds hits both sides alike; longer of a thinned recording,
     where most steps cost nothing and a few all of it."""
 

@@ -38,13 +38,14 @@ install_generation_tagging_init()  # as the first call of something compiled doe
 class Net(torch.nn.Module):
     """Two layers, and something that may happen between them."""
 
-    def __init__(self):
+    def __init__(self, *, has_buffers):
         super().__init__()
         self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+        self.norm = torch.nn.BatchNorm1d(8) if has_buffers else torch.nn.Identity()
         self.between = lambda: None
 
     def forward(self, x):
-        x = self.first(x).tanh()
+        x = self.norm(self.first(x)).tanh()
         self.between()
         return self.second(x)
 
@@ -52,9 +53,9 @@ class Net(torch.nn.Module):
 class Loop:
     """A plain training that can be taken step by step."""
 
-    def __init__(self):
+    def __init__(self, *, has_buffers=False):
         torch.manual_seed(5)
-        self.model = Net()
+        self.model = Net(has_buffers=has_buffers)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.x, self.y = torch.randn(16, 4), torch.randint(3, (16,))
 
@@ -114,8 +115,9 @@ def is_gate(thing):
     return "Gate" in type(getattr(thing, "__self__", thing)).__name__
 
 
-def test_a_quiet_step_runs_no_python_of_clew(tmp_path):
-    loop = Loop()
+@pytest.mark.parametrize("has_buffers", [False, True])
+def test_a_quiet_step_runs_no_python_of_clew(tmp_path, has_buffers):
+    loop = Loop(has_buffers=has_buffers)
     with loop.watch(tmp_path):
         seen = [frames_of_clew(loop.step) for _ in range(QUIET + 40)]
     assert sum(not each for each in seen[QUIET:]) >= 20

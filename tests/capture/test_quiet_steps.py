@@ -16,6 +16,7 @@ from clew.capture.torch.flight import Flight
 from clew.capture.torch.optimizers import has_same, has_same_slowly
 from clew.capture.torch.randomness import RandomStates
 from clew.capture.torch.recorder import Recorder
+from clew.stats.rows import KERNEL
 
 STEPS = 200
 
@@ -175,10 +176,11 @@ def test_groups_are_the_same_by_identity():
         assert same([{"params": held}], [{"params": held}], ("lr", "params"))
 
 
-def follow_flight(folder, name, *, with_loader):
+def follow_flight(folder, name, *, with_loader, has_buffers):
     """Train, drawing from every generator in turns; return what the flight recorder kept at the end of each step."""
     torch.manual_seed(1)
-    model = torch.nn.Linear(3, 1)
+    norm = torch.nn.BatchNorm1d(3) if has_buffers else torch.nn.Identity()
+    model = torch.nn.Sequential(norm, torch.nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = torch.utils.data.TensorDataset(torch.randn(240, 3))
     batches = torch.utils.data.DataLoader(data, batch_size=2) if with_loader else data.tensors[0].split(2)
@@ -194,27 +196,33 @@ def follow_flight(folder, name, *, with_loader):
             now = RandomStates()
             now.take()
             line, _ = flight.known_frames[id(sys._getframe())]
-            has_start = flight.start_state()[0] == now.export()
-            kept.append(
-                (step, has_start, line, flight.usual_passes, flight.passes, len(recorder.calls), flight.ended)
-            )
+            random_states, buffers = flight.start_state()
+            has_start = random_states == now.export()
+            copies = [buffers[id(buffer)].tolist() for buffer in model.buffers()]
+            # With a loader they are from the moment of its batch, before the model has changed them.
+            are_new = copies == [buffer.tolist() for buffer in model.buffers()]
+            assert len(buffers) == 3 * has_buffers and (not has_buffers or are_new is not with_loader)
+            passes = (flight.usual_passes, flight.passes)
+            kept.append((step, has_start, line, passes, len(recorder.calls), flight.ended, copies))
         assert flight.step_seconds > 0
     return kept
 
 
 @pytest.mark.parametrize("with_gates", [True, False])
+@pytest.mark.parametrize("has_buffers", [False, True])
 @pytest.mark.parametrize("with_loader", [False, True])
 def test_the_end_of_a_usual_update_keeps_what_the_general_way_keeps(
-    tmp_path, monkeypatch, with_loader, with_gates
+    tmp_path, monkeypatch, with_loader, has_buffers, with_gates
 ):
+    kind = {"with_loader": with_loader, "has_buffers": has_buffers}
     if not with_gates:
         take_gates_away(monkeypatch)
     general_ends, original = [], Flight.mark_end
     monkeypatch.setattr(Flight, "mark_end", lambda self: (general_ends.append(1), original(self))[1])
-    usual = follow_flight(tmp_path, "usual", with_loader=with_loader)
+    usual = follow_flight(tmp_path, "usual", **kind)
     assert len(general_ends) < len(usual) - 50
     go_generally(monkeypatch)
-    assert follow_flight(tmp_path, "general", with_loader=with_loader) == usual
+    assert follow_flight(tmp_path, "general", **kind) == usual
     # With a loader the step begins with its batch, after which the script draws more numbers.
     assert all(has_start is not with_loader for _, has_start, *_ in usual[1:])
 
@@ -249,3 +257,21 @@ def test_the_pace_is_that_of_the_shortest_step_of_late():
         course.ended_at -= 50.0
         course.keep_pace(3)
         assert course.step_seconds == pytest.approx(1.1 * short)
+
+
+@pytest.mark.skipif(KERNEL is None, reason="the kernel was not built")
+def test_buffers_are_copied_as_long_as_they_are_like_their_copies():
+    numbers = [torch.arange(6.0), torch.tensor(3), torch.zeros(2, 0), torch.tensor([True, False])]
+    pairs = [(each, torch.empty_like(each)) for each in numbers]
+    assert KERNEL.copy_buffers([]) and KERNEL.copy_buffers(pairs)
+    assert all(torch.equal(*pair) for pair in pairs)
+    for odd in (
+        torch.arange(8.0)[::2],
+        torch.zeros(5),
+        torch.zeros(4, dtype=torch.float64),
+        torch.zeros(2, 2),
+    ):
+        assert not KERNEL.copy_buffers([*pairs, (odd, torch.full((4,), 7.0)), *pairs])
+    assert not KERNEL.copy_buffers([(torch.zeros(4).to_sparse(), torch.zeros(4))])
+    with pytest.raises(TypeError, match="copy_buffers"):
+        KERNEL.copy_buffers(None)

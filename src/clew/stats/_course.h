@@ -169,13 +169,16 @@ static PyObject *course_end_pass(PyObject *self, PyObject *const *args, Py_ssize
 
 /* ---------------------------------------------------------------- the end of a usual step */
 
-/* Whether the state that the next step begins with is plain memory, or known by its batch. */
+/* Whether the state that the next step begins with is plain memory, or known by its batch. Buffers are copied here: what
+   goes on by the general way copies them again. */
 static int has_plain_start(const Course *course)
 {
     if (course->has_loader)
         return 1;
-    return !course->has_start && is_empty(course->buffers) && PyBytes_Check(course->blocks) &&
-           PyDict_Size(course->known) == course->trees;
+    int plain = !course->has_start && PyBytes_Check(course->blocks) && PyDict_Size(course->known) == course->trees &&
+                copy_buffers(course->buffers);
+    PyErr_Clear();
+    return plain;
 }
 
 /* Whether groups are as they were when their numbers were last taken; in a step that is recorded, all their numbers. */

@@ -60,20 +60,6 @@ static PyObject *describe_origin(const Gate *gate, const Source *source, PyObjec
 
 /* ---------------------------------------------------------------- a batch that was given */
 
-/* Copy buffers that are simply memory; 0 where one is not, or is not like its copy any more. */
-static int copy_buffers(PyObject *pairs)
-{
-    Task from, to;
-    for (Py_ssize_t i = 0; i < PyList_Size(pairs); i++) {
-        PyObject *pair = PyList_GetItem(pairs, i), *buffer = PyTuple_GetItem(pair, 0), *copy = PyTuple_GetItem(pair, 1);
-        if (!buffer || !copy || !has_same_form(buffer, copy) || !read_tensor(buffer, 0, &from, NULL) ||
-            !read_tensor(copy, 0, &to, NULL))
-            return 0;
-        memcpy((char *)(uintptr_t)to.data, from.data, (size_t)count_bytes(&from));
-    }
-    return 1;
-}
-
 /* What is put away of a batch, once all of it is there. */
 typedef struct {
     PyObject *origin, *given;

@@ -382,6 +382,35 @@ static int has_same_form(PyObject *tensor, PyObject *other)
     return one.dims == 0 || memcmp(one.shape, two.shape, (size_t)one.dims * sizeof *one.shape) == 0;
 }
 
+/* Copy buffers that are simply memory; 0 where one is not, or is not like its copy any more. */
+static int copy_buffers(PyObject *pairs)
+{
+    Task from, to;
+    for (Py_ssize_t i = 0; i < PyList_Size(pairs); i++) {
+        PyObject *pair = PyList_GetItem(pairs, i), *buffer = PyTuple_GetItem(pair, 0), *copy = PyTuple_GetItem(pair, 1);
+        if (!buffer || !copy || !has_same_form(buffer, copy) || !read_tensor(buffer, 0, &from, NULL) ||
+            !read_tensor(copy, 0, &to, NULL))
+            return 0;
+        memcpy((char *)(uintptr_t)to.data, from.data, (size_t)count_bytes(&from));
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(copy_buffers_doc, "copy_buffers(pairs) -> bool\n\n"
+                               "Write tensors into their copies, each pair a tensor and its copy; False where one is not simply\n"
+                               "memory, or is not like its copy any more: the pairs before it are written.");
+
+static PyObject *copy_buffers_in(PyObject *module, PyObject *pairs)
+{
+    (void)module;
+    if (!PyList_Check(pairs)) {
+        PyErr_SetString(PyExc_TypeError, "copy_buffers(list)");
+        return NULL;
+    }
+    int done = copy_buffers(pairs);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
+}
+
 PyDoc_STRVAR(list_stale_doc, "list_stale(tensors, copies, versions) -> list\n\n"
                              "Return the positions of tensors that are not surely at this version and of the form of their copy.");
 

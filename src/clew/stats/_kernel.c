@@ -524,6 +524,7 @@ static PyMethodDef methods[] = {
     FAST("list_of_type", list_of_type, list_of_type_doc),
     FAST("find_bad", find_bad, find_bad_doc),
     FAST("list_stale", list_stale, list_stale_doc),
+    {"copy_buffers", copy_buffers_in, METH_O, copy_buffers_doc},
     FAST("take", take, take_doc),
     FAST("glance", glance, glance_doc),
     FAST("add_up", add_up, add_up_doc),
