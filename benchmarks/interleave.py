@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from benchmarks.modes import Mode
 
-_WARM_UP = {"mlp": 1300, "loader": 1300, "cnn": 110, "gpt": 110}
+_WARM_UP = {"mlp": 1300, "loader": 1300, "cnn": 110, "gpt": 22}
 """Steps before the timing. The doctor looks closer at the first hundred, and at times at the hundreds after it, which
-shows on steps of a millisecond; ``benchmarks.doctor_cost`` measures what it costs there."""
+shows unless steps are long; ``benchmarks.doctor_cost`` measures what it costs there."""
 _MOST_STEPS = 2000
 _SETTLING = 4
 _SETTLING_SECONDS = 0.3

@@ -273,5 +273,33 @@ def test_buffers_are_copied_as_long_as_they_are_like_their_copies():
     ):
         assert not KERNEL.copy_buffers([*pairs, (odd, torch.full((4,), 7.0)), *pairs])
     assert not KERNEL.copy_buffers([(torch.zeros(4).to_sparse(), torch.zeros(4))])
+    assert not KERNEL.copy_buffers([(torch.zeros(1 << 20), torch.zeros(1 << 20))])
     with pytest.raises(TypeError, match="copy_buffers"):
         KERNEL.copy_buffers(None)
+
+
+def test_buffers_of_any_kind_are_there_as_they_were(tmp_path):
+    class Keeper(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+            self.register_buffer("large", torch.zeros(1 << 19))
+            self.register_buffer("turned", torch._neg_view(torch.randn(4)))
+            self.register_buffer("growing", torch.zeros(0))
+
+        def forward(self, x):
+            self.large += 1
+            self.growing = torch.cat([self.growing, x[:1, 0].detach()])
+            return self.layer(x)
+
+    model = Keeper()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with clew.watch(model, optimizer, out=tmp_path, name="kept", every=40, status=False) as watch:
+        flight = watch._recording.session.recorder.flight
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3)).square().mean().backward()
+            optimizer.step()
+            kept = flight.start_state()[1]
+            assert torch.equal(kept[id(model.large)], model.large)
+            assert torch.equal(kept[id(model.turned)], model.turned)

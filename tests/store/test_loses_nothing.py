@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from clew.errors import StoreFull, UsageError
 from clew.model.record import RunInfo
 from clew.query import Run
+from clew.store import writer as writing
 from clew.store.layout import claim_folder, folder_bytes
 from clew.store.summary import read_summary
 from clew.store.writer import Writer
@@ -144,6 +146,28 @@ def test_a_file_that_may_not_grow_stops_recording_and_stays_readable(tmp_path):
     assert run.steps.tolist() == list(range(len(run.steps)))
     assert len(run.steps) > 100
     assert any("disk is full" in problem for problem in run.problems)
+
+
+def test_the_thread_that_writes_does_not_wait_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "PENDING_BYTES", 1000)
+    writer, waiting, is_over = (
+        Writer(tmp_path / "run", RunInfo(name="run")),
+        list(range(50)),
+        threading.Event(),
+    )
+
+    def hand_over():
+        while waiting:
+            writer.put(make_record(waiting.pop(0)))
+        is_over.set()
+
+    writer.add_sites(make_sites())
+    writer.before_flush = hand_over
+    try:
+        assert is_over.wait(30), "nobody writes"
+    finally:
+        writer.close("complete", 0)
+    assert Run(tmp_path / "run").steps.tolist() == list(range(50))
 
 
 def test_a_quota_holds_and_the_loss_curve_goes_on_a_little(tmp_path):

@@ -242,8 +242,8 @@ static int tell_shelf(Course *course, const Beat *beat)
     return closed;
 }
 
-/* What is to be told, or UNUSUAL, perhaps with an error set: then nothing was done, or that failed. `frame` holds the
-   loop, or is held by what does. */
+/* What is to be told, or UNUSUAL, perhaps with an error set: then nothing was done that is not done again, or it failed.
+   `frame` holds the loop, or is held by what does. */
 static int end_update(Course *course, Beat *beat, PyObject *entry, PyObject *groups, PyObject *keys, int phase, PyObject *frame)
 {
     Clock *clock = (Clock *)beat->clock;

@@ -382,23 +382,24 @@ static int has_same_form(PyObject *tensor, PyObject *other)
     return one.dims == 0 || memcmp(one.shape, two.shape, (size_t)one.dims * sizeof *one.shape) == 0;
 }
 
-/* Copy buffers that are simply memory; 0 where one is not, or is not like its copy any more. */
+/* Copy small buffers that are simply memory; 0 where one is not, or is not like its copy any more. */
 static int copy_buffers(PyObject *pairs)
 {
     Task from, to;
     for (Py_ssize_t i = 0; i < PyList_Size(pairs); i++) {
         PyObject *pair = PyList_GetItem(pairs, i), *buffer = PyTuple_GetItem(pair, 0), *copy = PyTuple_GetItem(pair, 1);
         if (!buffer || !copy || !has_same_form(buffer, copy) || !read_tensor(buffer, 0, &from, NULL) ||
-            !read_tensor(copy, 0, &to, NULL))
+            !read_tensor(copy, 0, &to, NULL) || count_bytes(&from) > FREE_BYTES)
             return 0;
-        memcpy((char *)(uintptr_t)to.data, from.data, (size_t)count_bytes(&from));
+        if (from.count)
+            memcpy((char *)(uintptr_t)to.data, from.data, (size_t)count_bytes(&from));
     }
     return 1;
 }
 
 PyDoc_STRVAR(copy_buffers_doc, "copy_buffers(pairs) -> bool\n\n"
-                               "Write tensors into their copies, each pair a tensor and its copy; False where one is not simply\n"
-                               "memory, or is not like its copy any more: the pairs before it are written.");
+                               "Write tensors into their copies, each pair a tensor and its copy; False where one is large, not simply\n"
+                               "memory, or not like its copy any more: the pairs before it are written.");
 
 static PyObject *copy_buffers_in(PyObject *module, PyObject *pairs)
 {

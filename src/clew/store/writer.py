@@ -173,8 +173,13 @@ class Writer:
             if self._pending_bytes < PENDING_BYTES:
                 return
             self._gate.notify_all()
-            while self._pending_bytes >= 2 * PENDING_BYTES and not self.stopped and not self._is_closed:
+            # The thread that writes hands over, too, what others hold back: nobody else would empty this.
+            may_wait = threading.current_thread() is not self._flusher
+            while may_wait and self._is_far_behind():
                 self._gate.wait()
+
+    def _is_far_behind(self) -> bool:
+        return self._pending_bytes >= 2 * PENDING_BYTES and not self.stopped and not self._is_closed
 
     def update_info(self, info: RunInfo) -> None:
         """Take provenance that became known after the start; it is written with the next flush."""

@@ -237,7 +237,8 @@ class Flight(Course):
         living = [buffer for tree in trees for entry in tree.buffers if (buffer := entry.ref()) is not None]
         lazy = [buffer for buffer in living if isinstance(buffer, LAZY)]
         kept = [buffer for buffer in living if buffer.device.type == "cpu" and not isinstance(buffer, LAZY)]
-        self.trees = -1 if lazy else count
+        # One whose numbers are those in memory with the other sign is not copied as memory.
+        self.trees = -1 if lazy or any(buffer.is_neg() for buffer in kept) else count
         self._shapes = [buffer.shape for buffer in kept]
         self.buffers = [(buffer, torch.empty_like(buffer)) for buffer in kept]
 

@@ -418,7 +418,7 @@ class Recorder(Listeners):
         """Hand the record of the step over and begin the next one.
 
         What the step left goes on a backlog, which is worked off in one go now and then. Right after a step the caches
-        are full of tensors and every line of Python is slow: a few dozen steps handed over together cost a fraction of
+        are full of tensors and every line of Python is slow: a hundred steps handed over together cost a fraction of
         what they would cost one by one.
         """
         before = self.clock.switch(CLEW)
