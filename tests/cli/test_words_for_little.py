@@ -36,6 +36,19 @@ def test_a_run_without_a_step_says_why_instead_of_showing_empty_tables(say, tmp_
         assert word not in page.splitlines()
 
 
+def test_a_loss_that_was_not_asked_for_is_no_missing_backward(say, tmp_path):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with clew.watch(model, optimizer, out=tmp_path, name="chosen", kinds="grad,param", status=False):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+    page, _ = say("show", tmp_path / "chosen")
+    assert "the kinds that were asked for leave it out" in " ".join(page.split())
+    assert "nothing called backward" not in page
+
+
 def test_damage_is_told_by_every_command_that_reads(say, own_runs):
     run = own_runs / "a-first"
     part = next((rank_folder(run, 0) / "stats").glob("part-*.parquet"))

@@ -188,7 +188,7 @@ _UNUSED: Final = {
     "scalar:scaler.skipped": "no GradScaler was used",
     "scalar:clip.norm_before": "gradients were not clipped by their norm",
     "scalar:expected_steps": "how many steps were planned is not known",
-    "scalar:loss": "no loss was seen: nothing called backward()",
+    "scalar:loss": "no loss was recorded: nothing called backward(), or the kinds that were asked for leave it out",
     "scalar:time.data": "no DataLoader was used",
     "note:compiled": "nothing was compiled",
     "note:label-order": "no class labels were seen in the order of training",

@@ -60,7 +60,7 @@ def make_page(run: Run) -> Page:
     if not len(run.steps):
         return Page(f"run {run.name}", (*blocks, *_tell_empty(run)))
     blocks.append(Heading("loss"))
-    blocks += _draw_losses(losses)
+    blocks += _draw_losses(losses) if losses else [Text(f"  {_excuse_loss(run)}", "quiet")]
     blocks += [Heading("sites, worst first"), _list_sites(run, health)]
     blocks += [Heading("time"), *_account_time(run)]
     blocks += [Heading("memory"), _account_memory(run)]
@@ -208,9 +208,13 @@ def _point_at(run: Run, first: Trouble) -> Callout:
     )
 
 
+def _excuse_loss(run: Run) -> str:
+    if "loss" not in run.info.settings.get("kinds", ("loss",)):
+        return "the loss was not recorded: the kinds that were asked for leave it out"
+    return "no loss was seen: nothing called backward"
+
+
 def _draw_losses(losses: dict[str, Any]) -> list[Block]:
-    if not losses:
-        return [Text("  no loss was seen: nothing called backward", "quiet")]
     blocks: list[Block] = []
     for name, series in list(losses.items())[:MOST_CURVES]:
         title = name if len(losses) > 1 else ""
