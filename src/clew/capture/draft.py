@@ -132,13 +132,11 @@ def join(some: Sequence[Parts]) -> Stretch | None:
     if some[0][1] and rows is None:
         return None
     columns = _join_scalars(some)
-    every = columns["clew.recorded", 0][0]
-    if rows is not None:
-        grads = some[0][3].grads
+    grads = some[0][3].grads
+    if rows is not None and len(grads):
         norms = zip(rows.values, rows.values[:, grads, _L2].tolist(), strict=True)
-        if len(grads):
-            found = [_add_norms(values, grads, each) for values, each in norms]
-            columns["grad_norm", 0] = (every, np.array(found, np.float64))
+        found = [_add_norms(values, grads, each) for values, each in norms]
+        columns["grad_norm", 0] = (columns["clew.recorded", 0][0], np.array(found, np.float64))
     return Stretch(some[0][0], some[-1][0], columns, rows)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from clew.model.record import StretchRows
     from clew.store.tables import Columns
 
 
@@ -23,37 +24,31 @@ _HASH_MASK = (1 << 64) - 1
 
 
 class _Piece(NamedTuple):
-    """The rows of a step, or of several that left the same ones; one after another in ``values`` and what follows."""
+    """The rows of a step, or of several that left the same ones."""
 
     steps: range
-    sites: NDArray[np.int32]
-    kinds: NDArray[np.int8]
-    ordinals: NDArray[np.int16]
-    modes: NDArray[np.int8]
-    values: NDArray[np.float64]
-    hashes: NDArray[np.uint64] | None
-    hists: NDArray[np.uint32] | None
+    rows: StepRecord | StretchRows
 
-    @classmethod
-    def of(cls, item: StepRecord | Stretch) -> _Piece:
-        """Return the rows of a step, or of several."""
-        rows = item.rows if isinstance(item, Stretch) else item
-        assert rows is not None  # whoever has none is left out
-        first, last = (item.first, item.last) if isinstance(item, Stretch) else (item.step, item.step)
-        return cls(
-            range(first, last + 1),
-            rows.sites,
-            rows.kinds,
-            rows.ordinals,
-            rows.modes,
-            rows.values.reshape(-1, rows.values.shape[-1]),
-            None if rows.hashes is None else rows.hashes.reshape(-1),
-            None if rows.hists is None else rows.hists.reshape(-1, HIST_BINS),
-        )
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """The statistics of all rows, step after step."""
+        return self.rows.values.reshape(-1, self.rows.values.shape[-1])
 
     def repeat(self, column: NDArray[Any]) -> NDArray[Any]:
         """Return what each row has in every step, for all rows."""
         return column if len(self.steps) == 1 else np.tile(column, len(self.steps))
+
+
+def _cut_pieces(items: Sequence[StepRecord | Stretch]) -> list[_Piece]:
+    """Return the rows of those that have any."""
+    pieces = []
+    for item in items:
+        if isinstance(item, Stretch):
+            if item.rows is not None:
+                pieces.append(_Piece(range(item.first, item.last + 1), item.rows))
+        elif len(item.sites):
+            pieces.append(_Piece(range(item.step, item.step + 1), item))
+    return pieces
 
 
 def record_bytes(record: StepRecord | Stretch) -> int:
@@ -84,29 +79,25 @@ def columns_of(items: Sequence[StepRecord | Stretch]) -> dict[str, Columns]:
     """Return the columns of each table for consecutive steps."""
     records = [item for item in items if isinstance(item, StepRecord)]
     return {
-        "stats": _stats_columns([_Piece.of(item) for item in items if _has_rows(item)]),
+        "stats": _stats_columns(_cut_pieces(items)),
         "scalars": _scalar_columns(items),
         "batches": _batch_columns(records),
     }
-
-
-def _has_rows(item: StepRecord | Stretch) -> bool:
-    return item.rows is not None if isinstance(item, Stretch) else len(item.sites) > 0
 
 
 def _stats_columns(pieces: Sequence[_Piece]) -> Columns:
     if not pieces:
         return {"step": np.zeros(0, np.int64)}
     steps = np.array([step for piece in pieces for step in piece.steps], np.int64)
-    lengths = np.repeat([len(piece.sites) for piece in pieces], [len(piece.steps) for piece in pieces])
+    lengths = np.repeat([len(piece.rows.sites) for piece in pieces], [len(piece.steps) for piece in pieces])
     starts = (np.cumsum(lengths) - lengths).astype(np.int32)
     return {
         "step": np.repeat(steps, lengths),
         "seq": np.arange(lengths.sum(), dtype=np.int32) - np.repeat(starts, lengths),
-        "site": _joined([piece.repeat(piece.sites) for piece in pieces], np.int32),
-        "kind": _joined([piece.repeat(piece.kinds) for piece in pieces], np.int8),
-        "ordinal": _joined([piece.repeat(piece.ordinals) for piece in pieces], np.int16),
-        "mode": _joined([piece.repeat(piece.modes) for piece in pieces], np.int8),
+        "site": _joined([piece.repeat(piece.rows.sites) for piece in pieces], np.int32),
+        "kind": _joined([piece.repeat(piece.rows.kinds) for piece in pieces], np.int8),
+        "ordinal": _joined([piece.repeat(piece.rows.ordinals) for piece in pieces], np.int16),
+        "mode": _joined([piece.repeat(piece.rows.modes) for piece in pieces], np.int8),
         **turn([piece.values for piece in pieces]),
         "hash": _hashes(pieces),
         "hist": _histograms(pieces),
@@ -118,17 +109,21 @@ def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[
 
 
 def _hashes(pieces: Sequence[_Piece]) -> NDArray[np.uint64] | None:
-    if all(piece.hashes is None for piece in pieces):
+    if all(piece.rows.hashes is None for piece in pieces):
         return None
-    missing = (
-        np.zeros(len(piece.values), np.uint64) if piece.hashes is None else piece.hashes for piece in pieces
+    return np.concatenate(
+        [
+            np.zeros(len(piece.values), np.uint64)
+            if piece.rows.hashes is None
+            else piece.rows.hashes.reshape(-1)
+            for piece in pieces
+        ]
     )
-    return np.concatenate(list(missing))
 
 
 def _histograms(pieces: Sequence[_Piece]) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None:
     """Return the packed histograms of all rows; a row without one is empty."""
-    counts = [piece.hists for piece in pieces if piece.hists is not None]
+    counts = [piece.rows.hists.reshape(-1, HIST_BINS) for piece in pieces if piece.rows.hists is not None]
     if not counts:
         return None
     ends, data = histogram.pack(np.concatenate(counts))
@@ -136,7 +131,7 @@ def _histograms(pieces: Sequence[_Piece]) -> tuple[NDArray[np.int64], NDArray[np
         return ends, data
     sizes = [len(piece.values) for piece in pieces]
     lengths = np.zeros(sum(sizes), np.int64)
-    has_one = np.repeat([piece.hists is not None for piece in pieces], sizes)
+    has_one = np.repeat([piece.rows.hists is not None for piece in pieces], sizes)
     lengths[has_one] = np.diff(ends)
     return np.concatenate(([0], np.cumsum(lengths))), data
 
