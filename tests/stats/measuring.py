@@ -40,14 +40,14 @@ def measured_by(way: str):
                 compiled.tell_of_torch(compiled.BUILT)
 
 
-def measure(tensor, way=BEST, *, threads=0):
-    """Return row, hash and histogram of one tensor."""
+def measure(tensor, way=BEST, *, threads=0, hashes=True):
+    """Return row, hash and histogram of one tensor; or the row alone, by loops that have nothing else to do."""
     with measured_by(way):
-        table = rows.Rows(hashes=True, hists=True, capacity=1)
+        table = rows.Rows(hashes=hashes, hists=hashes, capacity=1)
         table.threads = threads
-        table.measure(tensor, 0, hash=True, hist=True)
-        values, hashes, hists = table.take(1)
-    return values[0], int(hashes[0]), hists[0]
+        table.measure(tensor, 0, hash=hashes, hist=hashes)
+        values, hashed, hists = table.take(1)
+    return (values[0], int(hashed[0]), hists[0]) if hashes else (values[0], None, None)
 
 
 def as_array(tensor):

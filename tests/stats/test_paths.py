@@ -153,6 +153,31 @@ def test_subnormals_count_also_where_torch_flushes_them(way):
         assert row[4] == 0 and row[8] == subnormal[0].item()
 
 
+SIGNS = {
+    "all positive": lambda x: abs(x) + 0.01,
+    "all negative": lambda x: -abs(x) - 0.01,
+    "none negative": lambda x: x.clip(0),
+    "none positive": lambda x: x.clip(None, 0),
+    "negative zeros": lambda x: np.where(x > 0, x, np.float32(-0.0)),
+    "positive zeros": lambda x: np.where(x < 0, x, np.float32(0.0)),
+    "both zeros": lambda x: np.where(x > 1, x, np.where(x > 0, np.float32(-0.0), np.float32(0.0))),
+    "both signs": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+@pytest.mark.parametrize("length", [3, 16, 17, 64, 4096, 8192 + 112])
+@pytest.mark.parametrize("signs", SIGNS)
+def test_extremes_are_told_whatever_the_signs(signs, length, hashes):
+    drawn = np.random.default_rng(length).standard_normal(length).astype(np.float32)
+    x = SIGNS[signs](drawn)
+    told = {way: measure(torch.from_numpy(x), way, hashes=hashes)[0] for way in WAYS}
+    for row in told.values():
+        assert (row[7], row[8]) == (x.min(), x.max())
+    kernels = [row[7:9].tobytes() for way, row in told.items() if way != "torch"]
+    assert len(set(kernels)) <= 1, "a zero has the same sign by all instruction sets"
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("length", [64, 80, 129, 4096 + 112])
 def test_signs_are_counted_whatever_the_bits(way, length):

@@ -42,7 +42,8 @@ static INLINED void F(fold)(const VF *part, double *to)
 
 /* What is added up of a block of floats. */
 typedef struct {
-    VF s1[PARTS], s2[PARTS], sa[PARTS], lo, hi;
+    VF s1[PARTS], s2[PARTS], sa[PARTS];
+    VE lo, hi;
 #ifdef VU
     VU products, plain;
 #endif
@@ -55,8 +56,8 @@ static INLINED VF F(add_vector)(F(Line) *line, int u, const float *x, int shifte
     line->s1[u] = vf_add(line->s1[u], d);
     line->s2[u] = vf_add(line->s2[u], vf_mul(d, d));
     line->sa[u] = vf_add(line->sa[u], vf_abs(v));
-    line->lo = vf_min(line->lo, v);
-    line->hi = vf_max(line->hi, v);
+    line->lo = ve_low(line->lo, v);
+    line->hi = ve_high(line->hi, v);
 #ifdef VU
     if (key) {
         VU w = vu_bits(v), t = vu_add32(w, vu_load(key));
@@ -69,14 +70,40 @@ static INLINED VF F(add_vector)(F(Line) *line, int u, const float *x, int shifte
     return v;
 }
 
+#ifdef ve_near
+/* Of floats that all have one sign, the one nearest to zero: the extreme that their greatest bits do not tell. */
+static APART float F(find_nearest)(const float *x, int n)
+{
+    VE nearest = ve_all(x[0]);
+    for (int i = 0; i < n; i += LANES)
+        nearest = ve_near(nearest, vf_load(x + i));
+    return as_float(ve_nearest(nearest));
+}
+#endif
+
+/* The least and the greatest of n floats, of which the zeros are counted. */
+static INLINED void F(tell_extremes)(const F(Line) *line, const float *x, int n, Sums *out)
+{
+#ifdef ve_near
+    uint32_t low = ve_least(line->lo);
+    int32_t high = ve_most(line->hi);
+    out->min = low >> 31 ? as_float(low) : out->zero ? 0.0f : F(find_nearest)(x, n);
+    out->max = high >= 0 ? as_float((uint32_t)high) : F(find_nearest)(x, n);
+#else
+    (void)x, (void)n;
+    out->min = vf_least(line->lo);
+    out->max = vf_greatest(line->hi);
+#endif
+}
+
 /* Sums of n floats, block by block in float32 and over blocks in double, and of whole blocks whose hash is asked for the
    sums of that; whether `hash` is asked for and numbers are `shifted` is known when compiling. What comes after a block is
-   fetched meanwhile: the processor by itself does not look beyond a page. */
+   begun to be fetched meanwhile: the processor by itself does not look beyond a page. */
 static INLINED void F(sum_lines)(const float *x, int n, int shifted, float shift, const Ahead *ahead, Sums *out,
                                  HashSums *hash)
 {
     double sum[8] = {0}, squares[8] = {0}, abs_sum[8] = {0};
-    F(Line) line = {.lo = vf_all(x[0]), .hi = vf_all(x[0])};
+    F(Line) line = {.lo = ve_all(x[0]), .hi = ve_all(x[0])};
     VF k = vf_all(shift);
     VI z = vi_zero(), pos = vi_zero();
     int64_t zero = 0, positive = 0;
@@ -94,8 +121,10 @@ static INLINED void F(sum_lines)(const float *x, int n, int shifted, float shift
         for (; i + 64 <= end; i += 64) {
             VF v[4];
             for (int u = 0; u < 4; u++) {
-                FETCH(first + i * 4 + u * LINE_BYTES);
-                FETCH(second + i * 4 + u * LINE_BYTES);
+                if (hash || i < at + ahead->depth) {
+                    FETCH(first + i * 4 + u * LINE_BYTES);
+                    FETCH(second + i * 4 + u * LINE_BYTES);
+                }
                 v[u] = F(add_vector)(&line, 0, x + i + u * 16, shifted, k, hash ? hash_keys + i - at + u * 16 : NULL);
             }
             vi_count_four(zero, positive, v);
@@ -123,7 +152,8 @@ static INLINED void F(sum_lines)(const float *x, int n, int shifted, float shift
 #endif
     }
     vi_split(z, pos);
-    *out = (Sums){0.0, 0.0, 0.0, vf_least(line.lo), vf_greatest(line.hi), zero + vi_sum(z), positive + vi_sum(pos)};
+    *out = (Sums){.zero = zero + vi_sum(z), .positive = positive + vi_sum(pos)};
+    F(tell_extremes)(&line, x, whole, out);
     for (int i = whole; i < n; i++) {
         float v = x[i], d = v - shift;
         sum[i & 7] += d;

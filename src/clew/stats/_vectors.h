@@ -26,6 +26,14 @@
 #undef vf_least
 #undef vf_greatest
 #undef vi_sum
+#undef VE
+#undef ve_all
+#undef ve_low
+#undef ve_high
+#undef ve_near
+#undef ve_least
+#undef ve_most
+#undef ve_nearest
 #undef VD
 #undef VM
 #undef VL
@@ -86,6 +94,16 @@
     pos += _mm_popcnt_u64(_mm512_cmpgt_epi8_mask(vi_bytes(v[0], v[1], v[2], v[3]), _mm512_setzero_si512()));          \
     z += _mm_popcnt_u64(_mm512_testn_epi8_mask(vi_bytes(vf_abs(v[0]), vf_abs(v[1]), vf_abs(v[2]), vf_abs(v[3])),      \
                                                _mm512_set1_epi8(-1)))
+/* The extremes, as bits: the units that compare floats are those that add them up. Unsigned, the greatest bits are those
+   of the least number if one is negative; signed, those of the greatest if one is not. */
+#define VE __m512i
+#define ve_all(x) _mm512_castps_si512(_mm512_set1_ps(x))
+#define ve_low(e, v) _mm512_max_epu32(e, _mm512_castps_si512(v))
+#define ve_high(e, v) _mm512_max_epi32(e, _mm512_castps_si512(v))
+#define ve_near(e, v) _mm512_min_epu32(e, _mm512_castps_si512(v))
+#define ve_least(e) _mm512_reduce_max_epu32(e)
+#define ve_most(e) _mm512_reduce_max_epi32(e)
+#define ve_nearest(e) _mm512_reduce_min_epu32(e)
 #define VD __m512d
 #define VL __m512i
 #define vd_load(p) _mm512_loadu_pd(p)
@@ -291,11 +309,16 @@
 #define vi_split(z, pos)
 #endif
 
+#ifndef VE
+#define VE VF
+#define ve_all(x) vf_all(x)
+#define ve_low(e, v) vf_min(e, v)
+#define ve_high(e, v) vf_max(e, v)
+#endif
+
 /* One number of all lanes. */
 
 #if LANES == 16
-#define vf_least(v) _mm512_reduce_min_ps(v)
-#define vf_greatest(v) _mm512_reduce_max_ps(v)
 #define vi_sum(v) _mm512_reduce_add_epi32(v)
 #elif LANES == 8
 static float F(find_least)(__m256 v)
