@@ -27,9 +27,11 @@ def main() -> int:
     """Measure, print the table and write the result file; the exit code is 1 when a limit is passed."""
     args = _parse()
     torch.set_num_threads(args.threads)
+    keeps_memory = not args.returning and interleave.keep_memory()
     seconds = args.seconds or (_QUICK_SECONDS if args.quick else _SECONDS)
     print(
-        f"clew {clew.__version__}, torch {torch.__version__}, {args.threads} thread(s), {seconds} seconds a line"
+        f"clew {clew.__version__}, torch {torch.__version__}, {args.threads} thread(s), {seconds} seconds a line, "
+        f"malloc {'keeps' if keeps_memory else 'gives back'} what is freed"
     )
     print(
         "ratio of the recorded to the plain step, in one process, in turns: median [quartiles] of the rounds;\n"
@@ -46,7 +48,7 @@ def main() -> int:
         if mode.name in args.modes
     ]
     peaks = [] if args.no_memory else _measure_memory(args)
-    _write(args, seconds, speed, peaks)
+    _write(args, {"seconds": seconds, "keeps_memory": keeps_memory, "speed": speed, "memory": peaks})
     return 0 if all(row["holds"] for row in [*speed, *peaks]) else 1
 
 
@@ -59,6 +61,11 @@ def _parse() -> argparse.Namespace:
     names = [mode.name for mode in MODES]
     parser.add_argument("--modes", nargs="+", choices=names, default=names)
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
+    parser.add_argument(
+        "--returning",
+        action="store_true",
+        help="let malloc give memory back between steps, as chance will have it",
+    )
     parser.add_argument("--write", type=Path, help="result file (results/latest.json unless --quick)")
     return parser.parse_args()
 
@@ -100,9 +107,7 @@ def _say(holds: bool) -> str:
     return "ok" if holds else "OVER"
 
 
-def _write(
-    args: argparse.Namespace, seconds: int, speed: list[dict[str, Any]], peaks: list[dict[str, Any]]
-) -> None:
+def _write(args: argparse.Namespace, measured: dict[str, Any]) -> None:
     path = args.write or (None if args.quick else _RESULTS / "latest.json")
     if path is None:
         return
@@ -112,9 +117,7 @@ def _write(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "torch_threads": args.threads},
-        "seconds": seconds,
-        "speed": speed,
-        "memory": peaks,
+        **measured,
     }
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import statistics
@@ -29,6 +30,9 @@ _SETTLING_SECONDS = 0.3
 """Steps after a switch that are not timed, fewer where one alone takes as long as this: they find the caches of the
 other side, and clew gets to know the loop again. A training has no such switches."""
 _FEWEST_ROUNDS = 8
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_NEVER, _LARGEST = 2**31 - 1, 2**25
+"""Of glibc: the numbers of two settings of ``mallopt``, and the greatest value that each takes."""
 
 
 class Spent(NamedTuple):
@@ -67,6 +71,20 @@ class Cost:
     plain_ms: float
     rounds: int
     block: int
+
+
+def keep_memory() -> bool:
+    """Have malloc keep what is freed for this process instead of giving it back; return whether it does.
+
+    By itself it gives the end of the heap back at some steps and has it mapped again at the next, if nothing lies
+    behind it. Whether that happens is chance: a plain CNN has from none to 11,000 page faults a step, from process to
+    process, and one side can have a thousand more than the other. That is up to a tenth of a step, on either.
+    """
+    try:
+        choose = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(choose(_TRIM_THRESHOLD, _NEVER) and choose(_MMAP_THRESHOLD, _LARGEST))
 
 
 def measure(name: str, mode: Mode, *, seconds: float) -> Cost:

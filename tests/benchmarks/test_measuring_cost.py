@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +41,37 @@ def short(monkeypatch):
     """Make a measurement short: its numbers say nothing then, but they add up all the same."""
     monkeypatch.setattr(interleave, "_WARM_UP", dict.fromkeys(interleave._WARM_UP, 20))
     monkeypatch.setattr(interleave, "_MOST_STEPS", 10)
+
+
+_FAULTS = """
+import resource, sys, torch
+from benchmarks.interleave import keep_memory
+if sys.argv[1] == "keep" and not keep_memory():
+    print("cannot")
+    raise SystemExit
+def use():
+    for _ in range(20):
+        torch.ones(1 << 20)
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_is_kept_so_that_chance_maps_none_of_it_again():
+    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
+
+    def count(word):
+        command = [sys.executable, "-c", _FAULTS, word]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    kept, returned = count("keep"), count("return")
+    if kept == "cannot":
+        pytest.skip("this malloc has no such settings")
+    assert int(kept) < 1024 <= int(returned), "a tensor is 1,024 pages"
 
 
 def test_cost_is_measured_in_turns(short):
