@@ -82,7 +82,7 @@ def keep_memory() -> bool:
     """
     try:
         choose = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # another C library; no such thing as the program itself
         return False
     return bool(choose(_TRIM_THRESHOLD, _NEVER) and choose(_MMAP_THRESHOLD, _LARGEST))
 

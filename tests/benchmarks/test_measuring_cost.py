@@ -71,7 +71,7 @@ def test_memory_is_kept_so_that_chance_maps_none_of_it_again():
     kept, returned = count("keep"), count("return")
     if kept == "cannot":
         pytest.skip("this malloc has no such settings")
-    assert int(kept) < 1024 <= int(returned), "a tensor is 1,024 pages"
+    assert 5 * int(kept) < int(returned)
 
 
 def test_cost_is_measured_in_turns(short):
@@ -130,9 +130,11 @@ def test_result_file_and_exit_code(short, tmp_path, monkeypatch, capsys):
     result = tmp_path / "result.json"
     options = ["--quick", "--seconds=1", "--trainings=mlp", "--modes=basic", "--no-memory", "--write"]
     monkeypatch.setattr(sys, "argv", ["benchmarks", *options, str(result)])
+    monkeypatch.setattr(interleave, "keep_memory", lambda: True)  # there is no way back from the real one
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("benchmarks", run_name="__main__")
     written = json.loads(result.read_text())
+    assert written["keeps_memory"] is True
     (row,) = written["speed"]
     assert (row["training"], row["mode"]) == ("mlp", "basic")
     assert row["rounds"] >= interleave._FEWEST_ROUNDS

@@ -35,13 +35,13 @@ typedef struct {
 } HistTables;
 
 /* What is to be fetched while a block is summed, a block later in the tensor and, if it has them, in its previous values;
-   for the elements up to `reach`, where sums are all there is to do of each block so many as `depth`. */
+   for the elements up to `reach`. The fastest loop fetches so many elements of a block as `depth`, the others all. */
 typedef struct {
     const char *first, *second;
     int reach, depth;
 } Ahead;
 
-enum { FIRST_OF_PAGE = 128 };
+enum { FIRST_OF_BLOCK = 128 };
 
 typedef struct {
     Piece *piece;
@@ -124,9 +124,8 @@ static void add_sums(Segment *segment, const Sums *s, int n, Piece *p)
     segment->sum += s->sum;
     segment->squares += s->squares;
     p->abs_sum += s->abs_sum;
-    double min = s->min + 0.0, max = s->max + 0.0; /* of two zeros, any may have been met: none is negative */
-    p->min = min < p->min ? min : p->min;
-    p->max = max > p->max ? max : p->max;
+    p->min = s->min < p->min ? s->min : p->min;
+    p->max = s->max > p->max ? s->max : p->max;
     p->zero += s->zero;
     p->negative += n - s->zero - s->positive;
 }
@@ -141,8 +140,8 @@ static void start_state(State *state, Piece *p, const Task *task)
 }
 
 /* Of n elements from `start` on that lie in memory as they are: what comes a block later, and of an update, of which
-   these have been read already, what comes after all of them. A loop that is as fast as the memory fetches how a block
-   begins, a page, from where on the processor looks ahead by itself: all of it would only keep the memory busy. */
+   these have been read already, what comes after all of them. A loop that waits for the memory fetches how a block
+   begins, from where on the processor looks ahead by itself: to ask for all of it would only keep the memory busy. */
 static void look_ahead(State *state, const Task *task, int64_t start, int n)
 {
     int64_t next = start + (task->old ? n : BLOCK), left = task->count - next;
@@ -150,7 +149,7 @@ static void look_ahead(State *state, const Task *task, int64_t start, int n)
     state->ahead.first = is_there ? task->data + next * 4 : NULL;
     state->ahead.second = is_there && task->old ? task->old + next * 4 : state->ahead.first;
     state->ahead.reach = !is_there ? 0 : left < STRETCH ? (int)left : STRETCH;
-    state->ahead.depth = task->old ? BLOCK : FIRST_OF_PAGE;
+    state->ahead.depth = task->old ? BLOCK : FIRST_OF_BLOCK;
 }
 
 static void finish_state(State *state, int want)

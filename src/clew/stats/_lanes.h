@@ -98,7 +98,7 @@ static INLINED void F(tell_extremes)(const F(Line) *line, const float *x, int n,
 
 /* Sums of n floats, block by block in float32 and over blocks in double, and of whole blocks whose hash is asked for the
    sums of that; whether `hash` is asked for and numbers are `shifted` is known when compiling. What comes after a block is
-   begun to be fetched meanwhile: the processor by itself does not look beyond a page. */
+   fetched meanwhile, or its beginning: the processor by itself does not look beyond a page. */
 static INLINED void F(sum_lines)(const float *x, int n, int shifted, float shift, const Ahead *ahead, Sums *out,
                                  HashSums *hash)
 {

@@ -73,8 +73,6 @@
 #define vf_add(a, b) _mm512_add_ps(a, b)
 #define vf_sub(a, b) _mm512_sub_ps(a, b)
 #define vf_mul(a, b) _mm512_mul_ps(a, b)
-#define vf_min(a, b) _mm512_min_ps(a, b)
-#define vf_max(a, b) _mm512_max_ps(a, b)
 #define vf_abs(a) _mm512_abs_ps(a)
 #define vi_zero() _mm512_setzero_si512()
 /* Both counts share a register, one in the upper half of each number, until they are split: masks that went to other
@@ -94,8 +92,8 @@
     pos += _mm_popcnt_u64(_mm512_cmpgt_epi8_mask(vi_bytes(v[0], v[1], v[2], v[3]), _mm512_setzero_si512()));          \
     z += _mm_popcnt_u64(_mm512_testn_epi8_mask(vi_bytes(vf_abs(v[0]), vf_abs(v[1]), vf_abs(v[2]), vf_abs(v[3])),      \
                                                _mm512_set1_epi8(-1)))
-/* The extremes, as bits: the units that compare floats are those that add them up. Unsigned, the greatest bits are those
-   of the least number if one is negative; signed, those of the greatest if one is not. */
+/* The extremes, as bits: on AMD's processors the units that compare floats are those that add them up. Unsigned, the
+   greatest bits are those of the least number if one is negative; signed, those of the greatest if one is not. */
 #define VE __m512i
 #define ve_all(x) _mm512_castps_si512(_mm512_set1_ps(x))
 #define ve_low(e, v) _mm512_max_epu32(e, _mm512_castps_si512(v))
