@@ -71,6 +71,20 @@ def test_the_first_bad_tensor_is_found(bad):
 
 
 @needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
+def test_bad_numbers_are_found_anywhere_and_extreme_ones_pass(dtype, bad):
+    info = torch.finfo(dtype)
+    extremes = torch.tensor([info.max, info.min, info.tiny, -info.tiny, 5e-324, -0.0, 0.0], dtype=dtype)
+    numbers = torch.cat([extremes, torch.randn(30, dtype=dtype)])
+    assert KERNEL.find_bad([weakref.ref(numbers)], False) == -1
+    for place in range(len(numbers)):
+        spoiled = numbers.clone()
+        spoiled[place] = bad
+        assert KERNEL.find_bad([weakref.ref(spoiled)], False) == 0
+
+
+@needs_kernel
 def test_a_number_is_read_where_it_lies():
     assert KERNEL.read_number(torch.tensor(1.5, requires_grad=True)) == 1.5
     assert KERNEL.read_number(torch.tensor([[2.5]], dtype=torch.float64)) == 2.5

@@ -35,13 +35,11 @@ typedef struct {
 } HistTables;
 
 /* What is to be fetched while a block is summed, a block later in the tensor and, if it has them, in its previous values;
-   for the elements up to `reach`. The fastest loop fetches so many elements of a block as `depth`, the others all. */
+   for the elements up to `reach`. */
 typedef struct {
     const char *first, *second;
-    int reach, depth;
+    int reach;
 } Ahead;
-
-enum { FIRST_OF_BLOCK = 128 };
 
 typedef struct {
     Piece *piece;
@@ -140,16 +138,14 @@ static void start_state(State *state, Piece *p, const Task *task)
 }
 
 /* Of n elements from `start` on that lie in memory as they are: what comes a block later, and of an update, of which
-   these have been read already, what comes after all of them. A loop that waits for the memory fetches how a block
-   begins, from where on the processor looks ahead by itself: to ask for all of it would only keep the memory busy. */
+   these have been read already, what comes after all of them. */
 static void look_ahead(State *state, const Task *task, int64_t start, int n)
 {
     int64_t next = start + (task->old ? n : BLOCK), left = task->count - next;
     int is_there = left > 0 && !task->layout && task->type == F32;
     state->ahead.first = is_there ? task->data + next * 4 : NULL;
-    state->ahead.second = is_there && task->old ? task->old + next * 4 : state->ahead.first;
+    state->ahead.second = is_there && task->old ? task->old + next * 4 : NULL;
     state->ahead.reach = !is_there ? 0 : left < STRETCH ? (int)left : STRETCH;
-    state->ahead.depth = task->old ? BLOCK : FIRST_OF_BLOCK;
 }
 
 static void finish_state(State *state, int want)
