@@ -358,7 +358,7 @@ static PyObject *call_usual_root(Gate *gate, PyObject *module, PyObject *args, P
     *state = 0;
     beat->nested -= is_seen;
     if (is_seen)
-        forget_last((Leaf *)gate->leaf);
+        forget_seen((Leaf *)gate->leaf);
     if (output)
         set_flag(&beat->has_output, 1);
     switch_phase((Clock *)beat->clock, before);

@@ -7,7 +7,7 @@
 
 static PyObject *str_requires_grad, *str_grad_fn, *str_output_nr, *str_register;
 
-enum { MAX_CALLS = 16 };
+enum { MAX_CALLS = 16, RECENT = 8 };
 
 /* A module under observation; the base of `ModuleEntry`. */
 typedef struct {
@@ -36,13 +36,22 @@ static PyType_Spec place_spec = {
     "clew.stats._kernel.Place", sizeof(Place), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, place_slots,
 };
 
+/* A tensor that was seen, weakly, the keys its gradient goes to, and its row; -1 without one. */
+typedef struct {
+    PyObject *tensor, *targets;
+    int64_t version, serial, row;
+} Seen;
+
 typedef struct {
     PyObject_HEAD
     Tray *tray;
     PyObject *anchors, *watch; /* key -> (tensor that owns the hook, hooks, targets), and what makes them */
     int64_t output_kind, gradient_kind;
-    PyObject *last, *targets; /* the tensor seen last, weakly, and the keys its gradient goes to */
-    int64_t version, serial, row;
+    /* The tensors seen last. A module that returns what one inside it has returned, or a shortcut beside it what came
+       before, gets the same numbers. */
+    const void *addresses[RECENT];
+    Seen recent[RECENT];
+    int next;
 } Leaf;
 
 static int intern_leaf_names(void)
@@ -60,9 +69,20 @@ static int traverse_leaf(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(leaf->tray);
     Py_VISIT(leaf->anchors);
     Py_VISIT(leaf->watch);
-    Py_VISIT(leaf->last);
-    Py_VISIT(leaf->targets);
+    for (int i = 0; i < RECENT; i++) {
+        Py_VISIT(leaf->recent[i].tensor);
+        Py_VISIT(leaf->recent[i].targets);
+    }
     return 0;
+}
+
+static void forget_seen(Leaf *leaf)
+{
+    for (int i = 0; i < RECENT; i++) {
+        leaf->addresses[i] = NULL;
+        Py_CLEAR(leaf->recent[i].tensor);
+        Py_CLEAR(leaf->recent[i].targets);
+    }
 }
 
 static int clear_leaf(PyObject *self)
@@ -71,8 +91,7 @@ static int clear_leaf(PyObject *self)
     Py_CLEAR(leaf->tray);
     Py_CLEAR(leaf->anchors);
     Py_CLEAR(leaf->watch);
-    Py_CLEAR(leaf->last);
-    Py_CLEAR(leaf->targets);
+    forget_seen(leaf);
     return 0;
 }
 
@@ -96,13 +115,12 @@ static PyObject *make_leaf(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_INCREF(leaf->watch = watch);
         leaf->output_kind = output_kind;
         leaf->gradient_kind = gradient_kind;
-        leaf->row = leaf->serial = leaf->version = -1;
     }
     return (PyObject *)leaf;
 }
 
 /* Borrowed; NULL for a node that has to be watched by the long way, or with an error set. */
-static PyObject *find_targets(Leaf *leaf, PyObject *tensor, PyObject *key)
+static PyObject *find_targets(const Leaf *leaf, PyObject *tensor, PyObject *key)
 {
     PyObject *anchor = PyDict_GetItemWithError(leaf->anchors, key);
     if (!anchor || read_integer(tensor, str_output_nr) != 0)
@@ -119,70 +137,95 @@ static PyObject *find_targets(Leaf *leaf, PyObject *tensor, PyObject *key)
     return done ? targets : NULL;
 }
 
-/* Have the gradient of a tensor measured under a key. */
-static int watch_gradient(Leaf *leaf, PyObject *tensor, int64_t at)
+/* Have the gradient of a tensor measured under a key; the list that takes further ones is put into `targets`, or NULL. */
+static int watch_gradient(const Leaf *leaf, PyObject *tensor, int64_t at, PyObject **targets)
 {
-    PyObject *key = PyLong_FromLongLong(at);
-    PyObject *targets = key ? find_targets(leaf, tensor, key) : NULL;
-    Py_XINCREF(targets);
-    if (!targets && key && !PyErr_Occurred())
-        targets = PyObject_CallFunctionObjArgs(leaf->watch, tensor, key, NULL);
+    PyObject *key = PyLong_FromLongLong(at), *found = key ? find_targets(leaf, tensor, key) : NULL;
+    Py_XINCREF(found);
+    if (!found && key && !PyErr_Occurred())
+        found = PyObject_CallFunctionObjArgs(leaf->watch, tensor, key, NULL);
     Py_XDECREF(key);
-    Py_XDECREF(leaf->targets);
-    leaf->targets = targets == Py_None ? NULL : targets;
-    if (targets == Py_None)
-        Py_DECREF(targets);
-    return targets != NULL;
+    PyObject *before = *targets;
+    *targets = found == Py_None ? NULL : found;
+    Py_XDECREF(before);
+    if (found == Py_None)
+        Py_DECREF(found);
+    return found != NULL;
 }
 
-static int is_last(const Leaf *leaf, PyObject *tensor, int64_t version, int64_t serial)
+/* -1 for a tensor of inference mode: it has no version, and nothing tells whether it was written to. */
+static int64_t read_version_if_any(PyObject *tensor)
 {
-    return leaf->last && leaf->version == version && leaf->serial == serial &&
-           PyWeakref_GetObject(leaf->last) == tensor;
+    int64_t version = read_integer(tensor, str_version);
+    PyErr_Clear();
+    return version;
 }
 
-/* A module returned the output of one inside it as it was. */
-static int see_again(Leaf *leaf, PyObject *tensor, int64_t place, int has_gradient, int recomputed)
+/* NULL if the tensor was not seen as it is now in this step, or not lately, or if that cannot be known. */
+static Seen *find_seen(Leaf *leaf, PyObject *tensor, int64_t version, int64_t serial)
+{
+    for (int i = 0; version >= 0 && i < RECENT; i++) {
+        Seen *seen = &leaf->recent[i];
+        if (leaf->addresses[i] == tensor && seen->version == version && seen->serial == serial &&
+            PyWeakref_GetObject(seen->tensor) == tensor)
+            return seen;
+    }
+    return NULL;
+}
+
+static int see_again(Leaf *leaf, Seen *seen, PyObject *tensor, int64_t place, int has_gradient, int recomputed)
 {
     if (leaf->output_kind >= 0 && !recomputed) {
-        if (leaf->row < 0)
-            leaf->row = take_tensor(leaf->tray, tensor, place | leaf->output_kind);
-        else if (!repeat_row(leaf->tray, tensor, leaf->row, place | leaf->output_kind))
+        if (seen->row < 0)
+            seen->row = take_tensor(leaf->tray, tensor, place | leaf->output_kind);
+        else if (!repeat_row(leaf->tray, tensor, seen->row, place | leaf->output_kind))
             return 0;
-        if (leaf->row == -2)
+        if (seen->row == -2)
             return 0;
     }
     if (leaf->gradient_kind < 0 || !has_gradient)
         return 1;
-    return leaf->targets ? append_number(leaf->targets, place | leaf->gradient_kind)
-                         : watch_gradient(leaf, tensor, place | leaf->gradient_kind);
+    return seen->targets ? append_number(seen->targets, place | leaf->gradient_kind)
+                         : watch_gradient(leaf, tensor, place | leaf->gradient_kind, &seen->targets);
 }
 
-static int see_first(Leaf *leaf, PyObject *tensor, int64_t place, int has_gradient, int recomputed)
+static int see_first(Leaf *leaf, Seen *seen, PyObject *tensor, int64_t place, int has_gradient, int recomputed)
 {
-    leaf->row = -1;
-    Py_CLEAR(leaf->targets);
     if (leaf->output_kind >= 0 && !recomputed) {
-        leaf->row = take_tensor(leaf->tray, tensor, place | leaf->output_kind);
-        if (leaf->row == -2)
+        seen->row = take_tensor(leaf->tray, tensor, place | leaf->output_kind);
+        if (seen->row == -2)
             return 0;
     }
-    return leaf->gradient_kind < 0 || !has_gradient || watch_gradient(leaf, tensor, place | leaf->gradient_kind);
+    return leaf->gradient_kind < 0 || !has_gradient ||
+           watch_gradient(leaf, tensor, place | leaf->gradient_kind, &seen->targets);
+}
+
+/* In the place of the tensor that was seen longest ago. */
+static void keep_seen(Leaf *leaf, PyObject *tensor, const Seen *seen)
+{
+    int at = leaf->next;
+    Seen before = leaf->recent[at];
+    leaf->next = (at + 1) % RECENT;
+    leaf->recent[at] = *seen;
+    leaf->addresses[at] = tensor;
+    Py_XDECREF(before.tensor);
+    Py_XDECREF(before.targets);
 }
 
 static int see(Leaf *leaf, PyObject *tensor, int64_t place, int64_t serial, int recomputed)
 {
     int has_gradient = read_flag(tensor, str_requires_grad);
-    int64_t version = read_version(tensor);
-    if (is_last(leaf, tensor, version, serial))
-        return see_again(leaf, tensor, place, has_gradient, recomputed);
-    Py_CLEAR(leaf->last);
-    if (!see_first(leaf, tensor, place, has_gradient, recomputed))
+    int64_t version = read_version_if_any(tensor);
+    Seen *known = find_seen(leaf, tensor, version, serial), seen = {NULL, NULL, version, serial, -1};
+    if (known)
+        return see_again(leaf, known, tensor, place, has_gradient, recomputed);
+    if (!see_first(leaf, &seen, tensor, place, has_gradient, recomputed) ||
+        !(seen.tensor = PyWeakref_NewRef(tensor, NULL))) {
+        Py_XDECREF(seen.targets);
         return 0;
-    leaf->version = version;
-    leaf->serial = serial;
-    leaf->last = PyWeakref_NewRef(tensor, NULL);
-    return leaf->last != NULL;
+    }
+    keep_seen(leaf, tensor, &seen);
+    return 1;
 }
 
 static PyObject *leaf_see(PyObject *self, PyObject *const *args, Py_ssize_t n)
@@ -248,17 +291,10 @@ static PyObject *leaf_observe(PyObject *self, PyObject *const *args, Py_ssize_t 
     return seen < 0 ? NULL : PyBool_FromLong(seen);
 }
 
-static void forget_last(Leaf *leaf)
-{
-    Py_CLEAR(leaf->last);
-    Py_CLEAR(leaf->targets);
-    leaf->row = -1;
-}
-
 static PyObject *leaf_forget(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    forget_last((Leaf *)self);
+    forget_seen((Leaf *)self);
     Py_RETURN_NONE;
 }
 
@@ -271,7 +307,7 @@ static PyMethodDef leaf_methods[] = {
          "observe(modules, module, output, tag) -> bool\n\n"
          "See the output of a module, one that is known, if it is a plain tensor and no probe looks; return whether that is\n"
          "done. No torch-function mode may be on."),
-    {"forget", leaf_forget, METH_NOARGS, "forget()\n\nTake the next tensor for a new one."},
+    {"forget", leaf_forget, METH_NOARGS, "forget()\n\nTake any tensor for a new one."},
     {NULL, NULL, 0, NULL},
 };
 

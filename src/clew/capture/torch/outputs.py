@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from clew.capture.assemble import SITE_SHIFT
@@ -10,8 +12,6 @@ from clew.capture.torch.recorder import KIND_GRAD_OUTPUT, KIND_OUTPUT
 from clew.stats.rows import KERNEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from clew.capture.torch.gradients import GradientHooks
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from clew.stats._kernel import Leaf
 
 _UNWANTED: Final = -1
+_RECENT: Final = 8
+"""So many outputs are known again: a shortcut around a block of usual size returns what came before it."""
+_UNKNOWN: Final = -1
+"""The version of a tensor of inference mode: nothing tells whether it was written to."""
 
 
 def make_leaf(recorder: Recorder, hooks: GradientHooks) -> Leaf | SlowLeaf:
@@ -35,6 +39,17 @@ def make_leaf(recorder: Recorder, hooks: GradientHooks) -> Leaf | SlowLeaf:
     return leaf
 
 
+@dataclass(slots=True)
+class _Seen:
+    """An output that was seen, the keys its gradient goes to, and its row."""
+
+    reference: weakref.ref[torch.Tensor]
+    version: int
+    serial: int
+    row: int = _UNWANTED
+    targets: list[int] | None = None
+
+
 class SlowLeaf:
     """The twin of the kernel's ``Leaf``, for where there is none."""
 
@@ -43,53 +58,57 @@ class SlowLeaf:
         self.hooks = hooks
         self._wants_output = recorder.wants["output"]
         self._wants_gradient = recorder.wants["grad_output"]
-        self._last: Callable[[], torch.Tensor | None] = _nothing
-        self._version = -1
-        self._serial = -1
-        self._row = -1
-        self._targets: list[int] | None = None
+        self._recent: deque[_Seen] = deque(maxlen=_RECENT)
 
     def see(self, site: int, tensor: torch.Tensor, tag: int) -> None:
         """Put an output down as a row and have its gradient put down when it comes."""
         recorder = self.recorder
-        has_gradient = tensor.requires_grad
-        version = tensor._version if has_gradient or not tensor.is_inference() else 0
-        if self._last() is tensor and self._version == version and self._serial == recorder.serial:
-            self._see_again(site, tensor, tag)
+        version = _UNKNOWN if tensor.is_inference() else tensor._version
+        seen = self._find_seen(tensor, version)
+        if seen is not None:
+            self._see_again(seen, site, tensor, tag)
             return
-        self._row, self._targets = _UNWANTED, None
+        seen = _Seen(weakref.ref(tensor), version, recorder.serial)
         if self._wants_output and not recorder.in_backward:
-            self._row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
-        if has_gradient and self._wants_gradient:
-            self._targets = self.hooks.watch(tensor, site << SITE_SHIFT | tag | KIND_GRAD_OUTPUT)
-        self._last = weakref.ref(tensor)
-        self._version = version
-        self._serial = recorder.serial
+            seen.row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
+        if tensor.requires_grad and self._wants_gradient:
+            seen.targets = self.hooks.watch(tensor, site << SITE_SHIFT | tag | KIND_GRAD_OUTPUT)
+        self._recent.append(seen)
 
     @staticmethod
     def observe(*_: object) -> bool:
         """Leave the output of a module to the general way."""
         return False
 
-    def _see_again(self, site: int, tensor: torch.Tensor, tag: int) -> None:
-        """Give a module the numbers of the one inside it whose output it returned as it was."""
+    def _find_seen(self, tensor: torch.Tensor, version: int) -> _Seen | None:
+        """Return the tensor as seen in this step and not written to since."""
+        if version == _UNKNOWN:
+            return None
+        known = (self.recorder.serial, version)
+        return next(
+            (
+                seen
+                for seen in self._recent
+                if (seen.serial, seen.version) == known and seen.reference() is tensor
+            ),
+            None,
+        )
+
+    def _see_again(self, seen: _Seen, site: int, tensor: torch.Tensor, tag: int) -> None:
+        """Give a module the numbers of the one inside or before it whose output it returned as it was."""
         recorder = self.recorder
         if self._wants_output and not recorder.in_backward:
-            if self._row >= 0:
-                recorder.repeat(self._row, tensor, site, tag=tag | KIND_OUTPUT)
+            if seen.row >= 0:
+                recorder.repeat(seen.row, tensor, site, tag=tag | KIND_OUTPUT)
             else:
-                self._row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
+                seen.row = recorder.measure(tensor, site, tag | KIND_OUTPUT)
         if self._wants_gradient and tensor.requires_grad:
             key = site << SITE_SHIFT | tag | KIND_GRAD_OUTPUT
-            if self._targets is None:
-                self._targets = self.hooks.watch(tensor, key)
+            if seen.targets is None:
+                seen.targets = self.hooks.watch(tensor, key)
             else:
-                self._targets.append(key)
+                seen.targets.append(key)
 
     def forget(self) -> None:
-        """Take the next tensor for a new one."""
-        self._last, self._row, self._targets = _nothing, _UNWANTED, None
-
-
-def _nothing() -> None:
-    return None
+        """Take any tensor for a new one."""
+        self._recent.clear()
