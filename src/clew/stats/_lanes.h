@@ -99,7 +99,7 @@ static INLINED void F(tell_extremes)(const F(Line) *line, const float *x, int n,
 /* Sums of n floats, block by block in float32 and over blocks in double, and of whole blocks whose hash is asked for the
    sums of that; whether `hash` is asked for, numbers are `shifted` and more is fetched from `beside` them is known when
    compiling. What comes after a block is fetched meanwhile, all of it and once: the processor by itself does not look
-   beyond a page, and does not look far enough ahead of so much arithmetic (on a Xeon that cost a third of the speed). */
+   beyond a page, and does not look far enough ahead of so much arithmetic (on a Xeon that cost a quarter of the speed). */
 static INLINED void F(sum_lines)(const float *x, int n, int shifted, float shift, const Ahead *ahead, int beside, Sums *out,
                                  HashSums *hash)
 {
